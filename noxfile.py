@@ -8,6 +8,7 @@
 ./nox -s build-image   runner build [-- RECIPE …]
 ./nox -s lab           a private Slurm cluster to play with, until Ctrl-C
 ./nox -s lint          ruff, mypy --strict, bash -n and shellcheck on every shell script
+./nox -s docs          the documentation as a web site with search, in build/docs/site
 ./nox -s bench         figures, measured side by side
 ./nox -s faults        what runs survive, counted on private clusters: 20 times each fault, an hour
 """
@@ -43,11 +44,13 @@ CONTAINERS = (
 LAB = (
     *("slurm-wlm", "slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge"),
     *("libslurm-dev", "gcc", "g++", "libc6-dev", "python3-dev", "buildah", "docker-registry", "busybox-static"),
-    *("shellcheck", "git", "umoci", "faketime", "zsh", "fish"),
+    *("shellcheck", "git", "umoci", "faketime", "zsh", "fish", "libpam-oath", "oathtool", "iproute2"),
+    # with systemd, the package would start a server; there, the tests of --on need one that is installed already
+    *(() if Path("/run/systemd/system").exists() else ("openssh-server",)),
 )
 IMPORTERS = ("pigz", "umoci", "zstd")
 TEST_TOOLS = (
-    *("pytest", "pytest-xdist", "pytest-cov", "pytest-timeout", "hypothesis"),
+    *("pytest", "pytest-xdist", "pytest-cov", "pytest-timeout", "hypothesis", "jsonschema", "zensical"),
     *("mypy", "ruff", "types-docker", "build", "hatchling", "editables"),
 )
 CONSTRAINTS = Path("requirements/ci.txt").resolve()
@@ -205,6 +208,13 @@ def demo(session: nox.Session) -> None:
     debian_packages(session, CONTAINERS)
     install(session, "-e", ".")
     session.run("python", "bench/demo.py", *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The documentation as a web site, in build/docs/site; broken links and anchors are errors."""
+    install(session, "-e", ".", "zensical")
+    session.run("python", "-m", "bench.docs", *session.posargs)
 
 
 @nox.session(name="build-image")

@@ -2,17 +2,21 @@
 
 cold    the kernel's caches are empty: neither the image nor the engine's programs are in memory. Needs root
 warm    right after that
+
+enroot and pyxis are measured where this machine has them; `RUNNER_LAB_PYXIS` names a pyxis that is not installed.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -21,6 +25,7 @@ from bench.importing.measure import drop_caches
 from tests.environments.inside import environment_of, prepared
 from tests.figures import machine, table
 from tests.lab.images import import_python, python_squashfs
+from tests.lab.plugins import real_pyxis
 from tests.lab.podman import Podman
 from tests.lab.slurm import SlurmLab
 
@@ -44,7 +49,8 @@ def way(name: str, engine: str, image: str, folder: Path, environ: Mapping[str, 
     home.mkdir()
     attachment = prepared(environment_of(home, f'image = "{image}"\n'), engine, home)
     variables = {**environ, "RUNNER_RUN": str(home)}
-    words = [expand(word, variables, "a word") for word in attachment.prefix]
+    variables |= {key: expand(value, variables, key) for key, value in attachment.exports.items()}
+    words = [expand(word, variables, "a word") for word in (*attachment.flags, *attachment.prefix)]
     return Way(name, (*start, *words, *PROGRAM), variables)
 
 
@@ -61,8 +67,9 @@ def main() -> None:
     """Measure the engines in turn, so that a change of the machine's speed meets all alike."""
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     image, here = str(python_squashfs()), dict(os.environ)
-    with tempfile.TemporaryDirectory() as name, Podman() as podman, SlurmLab(plugins=()) as slurm:
-        folder = Path(name)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        podman, slurm = stack.enter_context(Podman()), stack.enter_context(SlurmLab(plugins=()))
         stored = import_python(podman)
         ways = [
             way("host", "host", "", folder, here),
@@ -73,6 +80,12 @@ def main() -> None:
             way("srun, host", "host", "", folder, slurm.environ, ("srun",)),
             way("srun, sandbox", "sandbox", image, folder, slurm.environ, ("srun",)),
         ]
+        if shutil.which("enroot"):
+            ways.append(way("enroot", "enroot", image, folder, here))
+        for name, option in (("srun, pyxis", ""), ("srun, pyxis, use_squashfuse=1", " use_squashfuse=1")):
+            if plugin := real_pyxis():
+                lab = stack.enter_context(SlurmLab(nodes=1, plugins=(f"{plugin}{option}",)))
+                ways.append(way(name, "pyxis", image, folder, lab.environ, ("srun",)))
         cold: dict[str, list[float]] = {each.name: [] for each in ways}
         warm: dict[str, list[float]] = {each.name: [] for each in ways}
         for each in ways * runs:

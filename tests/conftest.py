@@ -153,7 +153,7 @@ LONGEST = (
     *("images/sources/test_transfer", "images/test_incremental", "runs/test_restart_causes", "end_to_end/test_batch"),
     *("images/test_flatten_model", "runs/trainers/test_progress", "end_to_end/test_batch_pairs"),
     *("runs/test_in_place", "runs/test_spare_nodes_slurm", "runs/test_usage", "runs/trainers/test_real"),
-    *("images/test_import_oracle", "jobs/test_disk_full"),
+    *("images/test_import_oracle", "jobs/test_disk_full", "cluster/test_schema", "cluster/test_verbs"),
 )
 NEEDY = (
     *("end_to_end", "faults", "jobs", "test_lab_slurm"),

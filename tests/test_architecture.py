@@ -14,7 +14,7 @@ JOBS = ROOT / "jobs"
 
 # who may import whom: each floor only itself and those after it
 FLOORS = (
-    *("cli", "commands", "runs", "doctor and memory", "environments", "images"),
+    *("api", "cli", "commands", "remote", "cluster", "runs", "doctor and memory", "environments", "images"),
     *("detection", "site", "texts", "machine", "errors"),
 )
 TOGETHER = {
@@ -25,15 +25,12 @@ TOGETHER = {
 }
 # the packages that may start processes, open sockets, and write files; all others ask machine/
 DOORS = ("machine", "images/build/steps", "images/importer", "images/sources", "images/squashfs")
-SLOW = {"jinja2", "tomlkit", "docker", "rich", "urllib3", "requests", "certifi"}
+SLOW = {"jinja2", "yaml", "tomlkit", "docker", "rich", "urllib3", "requests", "certifi"}
 TRAINING = {"torch", "deepspeed", "transformers", "trl", "datasets", "accelerate", "peft"}
 
 
-CARGO = "preflight*.py"  # of runs/payload: it runs in containers, where no runner is, and is no module of it
-
-
 def modules() -> list[Path]:
-    return sorted(path for path in SOURCE.rglob("*.py") if not (path.parent.name == "payload" and path.match(CARGO)))
+    return sorted(SOURCE.rglob("*.py"))
 
 
 def name_of(path: Path) -> str:

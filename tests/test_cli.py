@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import inspect
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -30,6 +33,25 @@ def test_the_overview_names_every_verb_and_its_own_help_exists() -> None:
         assert f"  {verb} " in overview.stdout
         own = runner(verb, "--help")
         assert own.returncode == 0 and f"runner {verb}" in own.stdout
+
+
+def test_each_verb_has_a_function_that_takes_its_arguments() -> None:
+    """The modules of verbs are imported when the verb runs, so a misspelt name would be found only then."""
+    for module, _, function in (name.partition(":") for name, _ in VERBS.values()):
+        found = getattr(importlib.import_module(f"runner.commands.{module}"), function or "add")
+        assert list(inspect.signature(found).parameters) == (
+            ["args", "console"] if function else ["subparsers", "common"]
+        )
+
+
+def test_each_table_of_options_belongs_to_a_verb() -> None:
+    """A command reads its own table only. This test reads the whole file."""
+    tables = tomllib.loads((Path(cli.__file__).parent / "commands" / "options.toml").read_text())
+    env = tables.pop("env")
+    assert set(tables) <= set(VERBS) and set(env) == {"show", "emit", "check", "adopt"}
+    for words, table in ((["gc"], tables["gc"]), (["env", "check"], env["check"])):
+        shown = runner(*words, "--help").stdout
+        assert all(option.split()[-1].strip("-") in shown for option in table if option.startswith("-"))
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,9 @@ def test_a_known_kind_of_cluster_is_recognised_by_its_partitions(environ):
     lines = "a3mega*|16|208|1868800|gpu:8|infinite\ndebug|1|2|1|(null)|infinite\n"
     data, _, _ = written("my-cluster", environ, lines)
     assert data["base"] == "gcp-a3-mega"
-    assert data["values"]["cpus_per_node"]["value"] == 208 and "memory" not in data["values"]
-    assert "gpus_per_node" not in data["values"]  # as the shipped file says
+    assert not {"cpus_per_node", "gpus_per_node", "memory"} & data["values"].keys()  # as the shipped file says
+    data, _, _ = written("my-cluster", environ, lines.replace("|208|", "|104|"))  # without hyper-threading
+    assert data["values"]["cpus_per_node"]["value"] == 104
     assert base_of("x", Seen("x", parse_partitions("gp4d|1|36|1|gpu:8|96:00:00")), environ).name == "twcc"
 
 

@@ -3,11 +3,18 @@
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from bench import docs
+
+from runner.environments import edf
+from runner.runs import job
+from runner.site_files import VALUES
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -34,6 +41,53 @@ def test_every_link_leads_to_a_file_and_a_heading(page):
 def test_the_index_lists_every_page():
     listed = set(re.findall(r"\]\(([\w-]+\.md)", (ROOT / "docs/README.md").read_text()))
     assert listed == {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+
+
+def test_the_reference_is_made_from_the_source():
+    for name, text in docs.reference().items():
+        assert (ROOT / "docs" / name).read_text() == text, "python -m bench.docs --write-reference"
+
+
+def test_each_key_is_explained():
+    """The page of the keys has types only; what a key means stands on the page of its file."""
+    for page, names in (
+        ("job-file.md", {key.key or name for name, key in job.KEYS.items() if key.in_file}),
+        ("restart.md", {each.name for each in fields(job.Restart)}),
+        ("env.md", edf.KEYS),
+        ("site.md", VALUES),
+    ):
+        text = (ROOT / "docs" / page).read_text()
+        assert [name for name in names if not re.search(rf"`(\[?)({name})\b|^    {name}\b", text, re.M)] == [], page
+
+
+@pytest.fixture
+def copy(tmp_path):
+    pytest.importorskip("zensical", reason="./nox -s tests installs it")
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    return tmp_path
+
+
+def test_the_site_builds(copy):
+    """Every page, in the order of the index; nothing is loaded from the network."""
+    assert docs.build(copy / "docs", copy / "build") == 0
+    made = copy / "build/site"
+    pages = {path.name.removesuffix(".md") for path in (ROOT / "docs").glob("*.md")} - {"README"}
+    assert {path.stem for path in made.glob("*.html")} == {*pages, "index", "404"}
+    index = (made / "index.html").read_text()
+    places = [index.index(f'href="{name}.html"') for name in ("first-run", "setup-alps", "restart", "build", "causes")]
+    assert places == sorted(places)
+    for path in made.glob("*.html"):
+        loads = re.findall(r"<(?:script|img|link|iframe)\b[^>]*(?:src|href)=[\"']?([^\"' >]+)", path.read_text())
+        assert [each for each in loads if "//" in each] == [], path.name
+    assert "lint-codes" in (made / "search.json").read_text()
+
+
+@pytest.mark.parametrize("link", ["(none.md)", "(launch.md#none)"])
+def test_a_broken_link_or_anchor_fails_the_build(copy, capsys, link):
+    with (copy / "docs/status.md").open("a") as file:
+        file.write(f"\n[broken]{link}\n")
+    assert docs.build(copy / "docs", copy / "build") != 0
+    assert "does not exist" in capsys.readouterr().err
 
 
 # What the authors of the set-ups type, in the words of the pages' tables.

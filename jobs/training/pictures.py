@@ -28,6 +28,7 @@ LABELS = {
     "mfu": "model FLOPs utilisation", "learning_rate": "learning rate", "grad_norm": "norm of the gradient",
     "memory_bytes": "peak memory (bytes)", "data_wait_seconds": "waiting for data (s)", "tokens": "tokens trained on",
     "hours": "hours since the first entry", "checkpoint_seconds": "seconds to save", "step_seconds": "seconds per step",
+    "bytes": "message size (bytes)", "bus": "bus bandwidth (GB/s)",
 }  # fmt: skip
 MANY = 12  # from this number of points on, a smooth line is drawn over the single values
 
@@ -104,6 +105,8 @@ def _panel(axes: Any, panel: Mapping[str, Any], axis: str) -> None:
         axes.legend(frameon=False, labelcolor=INK)
     axes.set_ylabel(LABELS.get(panel["metric"], panel["metric"].replace("_", " ")), color=INK)
     axes.xaxis.set_major_locator(MaxNLocator(integer=axis == "step"))
+    if axis == "bytes":
+        axes.set_xscale("log", base=2)
     if panel["metric"] == "mfu":
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     elif max(abs(value) for curve in curves for _, value in curve["points"]) >= 10_000:

@@ -19,41 +19,45 @@ if TYPE_CHECKING:
 
     from runner.commands.options import Parser
 
-# verb -> (module in runner.commands, one line of help); the groups are those of the printed overview.
-# Only the module of the current verb is imported, and argparse only if there is something to parse. This keeps
-# `runner --help` almost as fast as starting Python.
+# verb -> (MODULE:FUNCTION in runner.commands, one line of help); the groups are those of the printed overview. A module
+# without a function adds its own arguments; the others are imported after the command line is parsed, so that --help,
+# completion and errors are fast. argparse is imported only if there is something to parse.
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "images": {
-        "build": ("build", "Containerfile -> OCI image; prints NAME:TAG"),
-        "import": ("import_", "OCI image -> squashfs; prints the path"),
-        "images": ("images", "list the squashfs files: source, size, age, runs"),
-        "gc": ("images", "remove unused squashfs files, or old runs"),
+        "build": ("build:build_image", "Containerfile -> OCI image; prints NAME:TAG"),
+        "import": ("import_:import_squashfs", "OCI image -> squashfs; prints the path"),
+        "images": ("images:list_images", "list the squashfs files: source, size, age, runs"),
+        "gc": ("images:collect_garbage", "remove unused squashfs files, or old runs"),
         "importer": ("importer", "get | release | sync images for pyxis (runner-importer)"),
     },
     "environments": {"env": ("env", "show | emit | check | adopt an environment (an EDF)")},
     "runs": {
-        "launch": ("launch", "start a script or command in an environment; prints RUN"),
-        "shell": ("shell", "open a shell or run a command in an environment or a run"),
-        "status": ("status", "list runs: state, progress, time left"),
-        "watch": ("status", "show the status until all runs have ended"),
-        "top": ("top", "show the GPU, CPU and memory use of a run's nodes"),
-        "logs": ("logs", "print the output of a run; -f follows it"),
-        "cancel": ("cancel", "cancel runs"),
+        "launch": ("launch:launch_run", "start a script or command in an environment; prints RUN"),
+        "shell": ("shell:open_shell", "open a shell or run a command in an environment or a run"),
+        "open": ("open", "JupyterLab, VS Code or TensorBoard in an environment or a run; prints a URL"),
+        "status": ("status:show_status", "list runs: state, progress, time left"),
+        "watch": ("status:watch_status", "show the status until all runs have ended"),
+        "top": ("top:show_top", "show the GPU, CPU and memory use of a run's nodes"),
+        "logs": ("logs:show_logs", "print the output of a run; -f follows it"),
+        "cancel": ("cancel:cancel_runs", "cancel runs"),
         "history": ("history", "list past launches by job, environment, script, state"),
-        "rerun": ("rerun", "repeat a launch exactly, from a run's lock file"),
-        "diff": ("diff", "compare two launches"),
-        "plot": ("plot", "plot metrics of runs: loss, tokens/s and others"),
-        "account": ("account", "show where the GPU time of runs went, and what reduces the losses"),
-        "why": ("why", "explain why a run failed, is waiting or is slow: cause, evidence, fix"),
+        "rerun": ("rerun:run_again", "repeat a launch exactly, from a run's lock file"),
+        "diff": ("diff:show_difference", "compare two launches"),
+        "plot": ("plot:plot_runs", "plot metrics of runs: loss, tokens/s and others"),
+        "report": ("report:write_report", "write an HTML page about runs: curves, attempts, account, causes"),
+        "account": ("account:show_account", "show where the GPU time of runs went, and what reduces the losses"),
+        "why": ("why:show_why", "explain why a run failed, is waiting or is slow: cause, evidence, fix"),
     },
     "models": {
-        "prefetch": ("prefetch", "download the models and datasets that a job needs"),
+        "prefetch": ("prefetch:prefetch_job", "download the models and datasets that a job needs"),
         "memory": ("memory", "estimate the memory per GPU by ZeRO stage and micro batch"),
     },
     "machine": {
         "init": ("init", "start a project here, or write a site file"),
         "site": ("site", "list | show sites (clusters), and the source of each value"),
-        "doctor": ("doctor", "check what this machine can do, and how to fix what is missing"),
+        "doctor": ("doctor:examine_machine", "check what this machine can do, and how to fix what is missing"),
+        "connect": ("connect:connect_host", "open the connection to HOST that --on HOST uses"),
+        "cluster": ("cluster", "render | create | list | status | ssh | destroy | adopt a cluster in a cloud"),
         "completion": ("completion", "print the completion script of a shell"),
     },
 }
@@ -67,18 +71,34 @@ def split_rest(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     return words[:at], tuple(words[at + 1 :])
 
 
+def split_on(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """HOST of `--on HOST` (empty without it), and the other words."""
+    before = split_rest(argv)[0]
+    for at, word in enumerate(before):
+        name, equals, host = word.partition("=")
+        if name == "--on":
+            if not (host := host if equals else "".join(before[at + 1 : at + 2])):
+                raise RunnerError("--on has no host", "the name of a host must follow", "--on HOST", exit_code=2)
+            return host, [*argv[:at], *argv[at + (1 if equals else 2) :]]
+    return "", list(argv)
+
+
 def make_parser(verbs: Sequence[str]) -> Parser:
-    """The parser with the given verbs; their modules are imported."""
+    """The parser with the given verbs."""
     import importlib
 
-    from runner.commands.options import Parser, common_options
+    from runner.commands.options import Parser, add_verb, common_options
 
     parser = Parser(prog="runner", description="From a Containerfile to a running, restartable Slurm job.")
     parser.add_argument("--version", action="version", version=f"runner {__version__}")
     subparsers = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser, prog="runner")
     common = common_options()
-    for module in dict.fromkeys(VERBS[verb][0] for verb in verbs):
-        importlib.import_module(f"runner.commands.{module}").add(subparsers, common)
+    for verb in verbs:
+        name = VERBS[verb][0]
+        if ":" in name:
+            add_verb(subparsers, common, verb, name)
+        else:
+            importlib.import_module(f"runner.commands.{name}").add(subparsers, common)
     return parser
 
 
@@ -91,6 +111,7 @@ def overview() -> str:
     lines += [
         "",
         "options:",
+        "  --on HOST    run the verb on another machine, with ssh",
         "  --site NAME  the cluster (default: RUNNER_SITE, then detection)",
         "  -v           print more on stderr",
         "  --version    print the version",
@@ -125,7 +146,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace | None:
         print(overview())
         if "-h" in words or "--help" in words or not words:
             return None
-        close = nearest(words[0], ("--help", "--version", "--site", "--verbose"), 0.75)
+        close = nearest(words[0], ("--help", "--version", "--on", "--site", "--verbose"), 0.75)
         fix = f"did you mean runner {close}?" if close else "runner --help"
         raise RunnerError(f"there is no verb in {' '.join(words)!r}", "a verb must come first", fix, exit_code=2)
     verb = words[at]
@@ -135,7 +156,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace | None:
         raise RunnerError(f"there is no verb {verb!r}", f"the verbs are {', '.join(VERBS)}", fix, exit_code=2)
     # common options may also come before the verb; moved to the end, they reach the innermost parser (`env show`)
     args = make_parser((verb,)).parse_args([*words[at:], *words[:at]])
-    args.rest, args.parse, args.make_parser, args.verbs = rest, parse, make_parser, tuple(VERBS)
+    args.rest, args.typed, args.parse, args.make_parser, args.verbs = rest, (*argv,), parse, make_parser, tuple(VERBS)
     return args
 
 
@@ -153,8 +174,15 @@ def run(argv: Sequence[str]) -> int:
     console = Console(verbose="-v" in own or "--verbose" in own, wide="--wide" in own)
     try:
         try:
+            host, argv = split_on(argv)
             args = parse(argv)
-            code: int = 0 if args is None else args.run(args, console)
+            code: int
+            if args is not None and host:
+                from runner.commands.on import run_on
+
+                code = run_on(host, argv, args, console)
+            else:
+                code = 0 if args is None else args.run(args, console)
         except SystemExit as leave:  # argparse's, after --help
             code = leave.code if isinstance(leave.code, int) else 0
         sys.stdout.flush()

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from runner.errors import RunnerError
+from runner.machine import process
 from runner.site import Site
 from runner.site_files import load_site, signs, site_names, user_folder
 
@@ -26,8 +27,6 @@ def find_site(name: str | None, environ: Mapping[str, str]) -> tuple[Site, str]:
 
 def _detect(environ: Mapping[str, str]) -> tuple[str, str]:
     """The name of the site that this machine appears to belong to, and the reason. Does not use the network."""
-    from runner.machine import process  # slow to import, and with --site not needed
-
     slurm = _slurm_answers(environ)
     cluster = cluster_name(environ) if slurm or environ.get("CLUSTER_NAME") else None
     mentioned = ("paths", cluster) if cluster else ("paths",)
@@ -58,8 +57,6 @@ def slurm_configuration(environ: Mapping[str, str]) -> Path | None:
 
 def _slurm_answers(environ: Mapping[str, str]) -> bool:
     """Whether this machine belongs to a Slurm cluster. An installed Slurm package alone is not enough."""
-    from runner.machine import process  # slow to import, and with --site not needed
-
     if process.which("sbatch") is None or slurm_configuration(environ) is not None:
         return process.which("sbatch") is not None
     with suppress(RunnerError):
@@ -69,8 +66,6 @@ def _slurm_answers(environ: Mapping[str, str]) -> bool:
 
 def cluster_name(environ: Mapping[str, str]) -> str | None:
     """The name of this Slurm cluster, from the environment, Slurm's configuration file, or else its controller."""
-    from runner.machine import process  # slow to import, and with --site not needed
-
     named = environ.get("SLURM_CLUSTER_NAME") or environ.get("CLUSTER_NAME")
     if named or process.which("scontrol") is None:
         return named
@@ -85,8 +80,6 @@ def cluster_name(environ: Mapping[str, str]) -> str | None:
 @lru_cache(maxsize=1)
 def slurm_plugins() -> frozenset[str]:
     """The options that container plugins add to this machine's srun: `environment`, `edf`, `container-image`."""
-    from runner.machine import process  # slow to import, and with --site not needed
-
     if process.which("srun") is None:
         return frozenset()
     text = process.run(("srun", "--help"), check=False, timeout_seconds=5).stdout

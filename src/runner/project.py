@@ -7,8 +7,9 @@ from pathlib import Path
 
 from runner.errors import RunnerError, unknown
 
-SUFFIXES = {"containers": ".toml", "edf": ".toml", "jobs": ".toml", "jobs/deepspeed": ".json"}
-KIND_NAMES = {"containers": "recipe", "edf": "environment", "jobs": "job", "jobs/deepspeed": "DeepSpeed preset"}
+SUFFIXES = {"containers": ".toml", "edf": ".toml", "jobs": ".toml", "clusters": ".toml", "jobs/deepspeed": ".json"}
+KIND_NAMES = {"containers": "recipe", "edf": "environment", "jobs": "job", "clusters": "cluster",
+              "jobs/deepspeed": "DeepSpeed preset"}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,8 @@ class Site:
     in double quotes on purpose, so that the node expands `${USER}`. site_files refuses quotes, backticks and `$(`."""
     architecture: str | None = None
     """of the compute nodes, as OCI names it: amd64, arm64"""
+    machine_type: str | None = None
+    """of the compute nodes; sets architecture, GPUs, CPUs and memory per node from machine_types.toml"""
     gpu: str | None = None
     """the GPU model, as the vendor names it"""
     gpus_per_node: int | None = None
@@ -80,6 +82,8 @@ class Site:
     """the minimum bus bandwidth, in GB/s, of an all-reduce over the GPUs of a node"""
     allreduce_across: int | None = None
     """the minimum bus bandwidth, in GB/s, of an all-reduce across nodes"""
+    network_gbps: int | None = None
+    """the speed of a node's network in Gbit/s, all its network cards together"""
     failure_hours: int | None = None
     """node-hours until a node fails; None: a published figure, and what earlier runs have measured"""
     confirm_gpu_hours: int | None = None

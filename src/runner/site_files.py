@@ -22,6 +22,7 @@ _KINDS: dict[str, type] = {
     "cpus_per_node": int,
     "cpus_per_gpu": int,
     "time_minutes": int,
+    "network_gbps": int,
     **dict.fromkeys(("allreduce_within", "allreduce_across", "failure_hours", "confirm_gpu_hours"), int),
     **dict.fromkeys(("mounts", "modules", "sbatch", "srun", "host_setup", "inside", "task_setup"), tuple),
     **dict.fromkeys(("env", "annotations", "partitions", "refused", "versions", "quirks"), dict),
@@ -90,6 +91,10 @@ def load_site(name: str, environ: Mapping[str, str] = os.environ) -> Site:
     documents = site_documents(name, environ)
     for document in documents:
         summary = typed(document, ("summary",), str, summary)
+        if document.get("values", "machine_type") is not None:  # before the file's own values, which win
+            found, origin = _machine(document)
+            values |= found
+            origins |= dict.fromkeys(found, origin)
         for key in typed(document, ("values",), dict, {}):
             value, where = _value(document, key)
             if isinstance(value, dict):
@@ -111,6 +116,21 @@ def load_site(name: str, environ: Mapping[str, str] = os.environ) -> Site:
         return site
     measured = {key: value for key, value in _measured().items() if key not in values}
     return replace(site, **measured, origins={**origins, **dict.fromkeys(measured, Origin("this machine"))})
+
+
+def _machine(document: Document) -> tuple[Mapping[str, Any], Origin]:
+    """The values of a site whose nodes are of the machine type that the file names, and their origin."""
+    name, table = _value(document, "machine_type")[0], machine_types()
+    for cloud in table.values():
+        if name in cloud["types"]:
+            return cloud["types"][name]["site"], Origin(cloud["title"], cloud["date"])
+    known = {each for cloud in table.values() for each in cloud["types"]}
+    raise unknown("machine type", name, known, place=document.place("values", "machine_type"))
+
+
+def machine_types() -> Mapping[str, Any]:
+    """The table of the GPU machine types, by cloud."""
+    return read_toml(SHIPPED.with_name("machine_types.toml")).data
 
 
 def _value(document: Document, key: str) -> tuple[Any, dict[str, Origin]]:

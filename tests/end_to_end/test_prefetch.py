@@ -1,6 +1,5 @@
 """`runner prefetch`, then a launch that needs no network: by the command line alone, against a server for the hub."""
 
-import json
 import os
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 
 from tests.end_to_end.conftest import Runner, environment, write
 from tests.jobs.hub import serving
+from tests.schemas import check
 
 pytest.importorskip("huggingface_hub")
 HOST = ("--engine", "host", "--env", "plain")
@@ -61,7 +61,7 @@ def test_json(local: Runner, tmp_path: Path) -> None:
         hub.put("dataset", "org/words", {"a.jsonl": "{}\n"})
         variables = {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1"}
         words = ("prefetch", *HOST, "--json", "--", "sh", "--dataset_name", "org/words")
-        found = json.loads(local(*words, extra_environ=variables).stdout)
+        found = check("prefetch", local(*words, extra_environ=variables).stdout)
     assert (found["kind"], found["name"], found["files"]) == ("dataset", "org/words", {"a.jsonl": 3})
 
 

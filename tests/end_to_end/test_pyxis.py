@@ -90,6 +90,29 @@ def test_an_attempt_in_place_uses_a_named_container_again(boxed: Runner) -> None
     assert len(unpacked()) == 2
 
 
+def test_pyxis_and_enroot_see_the_same_files_in_an_image_with_a_trace(
+    boxed: Runner, pyxis_slurm: SlurmLab, registry: Registry, podman: Podman, busybox_image: str, tmp_path: Path
+) -> None:
+    podman.run("push", "--quiet", busybox_image, f"{registry.address}/hot:1")
+    (tmp_path / "start.trace").write_text("/bin/busybox\n")
+    images = {name: tmp_path / f"{name}.sqsh" for name in ("plain", "hot")}
+    boxed("import", f"docker://{registry.address}/hot:1", "-o", str(images["plain"]))
+    boxed(
+        "import",
+        f"docker://{registry.address}/hot:1",
+        "-o",
+        str(images["hot"]),
+        "--trace",
+        str(tmp_path / "start.trace"),
+    )
+    assert images["plain"].read_bytes() != images["hot"].read_bytes()
+    sums = ("sh", "-c", "find / -xdev -type f -exec sha256sum {} + | sort")
+    start = (shutil.which("enroot"), "start")
+    for words in (lambda image: ("srun", f"--container-image={image}", *sums), lambda image: (*start, image, *sums)):
+        plain, hot = (pyxis_slurm.run(tuple(map(str, words(image)))).stdout for image in images.values())
+        assert plain == hot and "  /bin/busybox\n" in hot
+
+
 IMPORTER = f"""#!{sys.executable}
 import sys
 from runner.__main__ import importer

@@ -37,6 +37,8 @@ if rank == 0:
         json.dump({"world": world, "weights": everybody, "python": platform.python_version(),
                    "system": open("/etc/os-release").readline(), "threads": torch.get_num_threads()}, file)
 dist.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)  # gloo's threads outlive the group, and sometimes abort Python at its end (pytorch's pull request 179291)
 '''
 
 

@@ -47,6 +47,14 @@ def bare(environment: Environment) -> Environment:
     return replace(environment, name="", path=None, origins={})
 
 
+def test_each_value_is_text_by_the_name_of_its_origin(tmp_path):
+    environment = environment_of(tmp_path, COMPLETE.replace('=all"', '=0", "nvidia.com/gpu=1"'))
+    values = environment.values()
+    assert values.keys() == environment.origins.keys()
+    assert (values["writable"], values["mounts.0"]) == ("false", "/capstor:/capstor")
+    assert (values["devices.1"], values["annotations.com.sarus.nested"]) == ("nvidia.com/gpu=1", "yes")
+
+
 def test_all_keys_are_read_with_their_origins(tmp_path):
     environment = environment_of(tmp_path, COMPLETE)
     assert bare(environment) == Environment(

@@ -93,7 +93,7 @@ folder=$1; shift
 mkdir -p "$folder/dev" "$folder/etc/upper" "$folder/etc/work"
 mount -t tmpfs -o mode=0755 dev "$folder/dev"
 cd "$folder/dev"
-mkdir pts shm infiniband
+mkdir pts shm infiniband dri
 for name in null zero full random urandom tty fuse; do touch $name; mount --bind /dev/$name $name; done
 ln -s /proc/self/fd fd
 for name in $NODES; do touch $name; mount --bind /dev/null $name; done
@@ -370,6 +370,15 @@ def test_locked_memory_is_checked_where_there_is_a_fast_network(node: Node) -> N
     assert "this job may lock only 64 KiB of memory" in done.stderr
     assert "try:     ask an admin to set LimitMEMLOCK=infinity" in done.stderr
     assert node.run(script, nodes="", before=limited).stderr == ""
+
+
+def test_the_devices_of_amds_gpus_are_there(node: Node) -> None:
+    """ROCm's user libraries are in the image, so the devices are enough; NVIDIA's driver is not looked for."""
+    look = "ls -d /dev/kfd /dev/dri/* && echo $ROCR_VISIBLE_DEVICES"
+    node.cdi("etc/cdi/nvidia.yaml", node.spec())
+    options = {"nodes": "kfd dri/renderD128 dri/renderD129", "ROCR_VISIBLE_DEVICES": "1"}
+    devices = ["/dev/dri/renderD128", "/dev/dri/renderD129", "/dev/kfd"]
+    assert node.lines(f"{look}; ls {LIB}/libcuda* 2> /dev/null || true", **options) == [*devices, "1"]
 
 
 def test_the_soft_limit_of_locked_memory_is_raised(node: Node) -> None:

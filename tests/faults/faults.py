@@ -194,7 +194,8 @@ FAULTS: Mapping[str, Fault] = {
     "no_nodes_left": Fault(
         by_node.no_nodes_left,
         "a node and the only spare node are lost, and Slurm refuses further jobs",
-        **{**WITH_SPARE, "rung": "*", "ends": "stopped"},
+        # so many steps that the training goes on while the test prepares Slurm
+        **{**WITH_SPARE, "rung": "*", "ends": "stopped", "steps": 3 * STEPS},
     ),
     "slurmctld_running": Fault(
         by_slurm.slurmctld_while_running, "slurmctld is killed while the job runs, and restarted after 3 s"

@@ -23,6 +23,7 @@ from runner.images.engine import Engine, open_store
 from runner.images.recipe import Base
 from tests.images.bench import TINY, Bench, content, end_processes_of, processes_of
 from tests.lab.registry import Registry
+from tests.schemas import check
 from tests.waiting import until
 
 pytestmark = pytest.mark.uses("busybox", "podman")
@@ -130,7 +131,7 @@ def test_a_dry_run_prints_a_script_that_builds_the_same(bench: Bench) -> None:
     subprocess.run(("bash",), input=shown.stdout, text=True, env=bench.environ, check=True, capture_output=True)
     built = bench.runner("build", "dry", "--json")
     assert "was already built from the same inputs" in built.stderr
-    assert json.loads(built.stdout)["reference"].startswith("localhost/runner/dry:")
+    assert check("build", built.stdout)["reference"].startswith("localhost/runner/dry:")
 
 
 def test_a_project_of_thousands_of_files_and_a_long_containerfile_build(bench: Bench) -> None:

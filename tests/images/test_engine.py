@@ -96,7 +96,7 @@ def test_limits_and_runtime_are_set_where_they_must_be() -> None:
 
 def test_the_users_own_configuration_wins_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runner.images.engine._has_resource_capability", lambda: False)
-    monkeypatch.setattr("runner.images.engine._open_file_limits", lambda: (1024, 20000))
+    monkeypatch.setattr("resource.getrlimit", lambda kind: (1024, 20000))
     monkeypatch.setattr("runner.images.engine._is_hybrid", lambda: True)
     own = tmp_path / "own.conf"
     own.write_text('[engine]\nruntime = "mine"\n[containers]\nenv = ["A=1"]\n')

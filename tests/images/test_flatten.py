@@ -257,6 +257,15 @@ def test_times_that_squashfs_cannot_hold_are_clamped() -> None:
     assert [taken(Entry(b"a", REGULAR, 0, 0, time, 0)).mtime for time in (-5, 1 << 40, 7)] == [0, (1 << 32) - 1, 7]
 
 
+@pytest.mark.parametrize(("uid", "gid"), [(-1, 0), (0, 1 << 32)])
+def test_owners_that_squashfs_cannot_hold_are_refused_if_owners_are_kept(uid: int, gid: int) -> None:
+    entry = Entry(b"a", REGULAR, uid, gid, 0, 0)
+    with pytest.raises(RunnerError, match="is invalid") as refused:
+        taken(entry, owners="keep")
+    assert f"owner {uid}:{gid}" in refused.value.why
+    assert (taken(entry).uid, taken(entry).gid) == (0, 0)
+
+
 def test_contents_are_asked_for_once_and_hidden_ones_not_at_all() -> None:
     flattener = Flattener()
     file = Entry(b"a", REGULAR, 0, 0, 0, 5)

@@ -25,6 +25,7 @@ from runner.images.squashfs_file import (
 from runner.machine import files, folders
 from tests.images.bench import TINY, Bench, content, listing, sidecar
 from tests.lab.registry import Registry
+from tests.schemas import check
 from tests.waiting import until
 
 pytestmark = pytest.mark.uses("podman", "tar2sqfs", "unsquashfs", "busybox")
@@ -297,7 +298,7 @@ def test_docker_is_read_through_its_socket_and_a_dead_imports_container_goes(tin
     words = ("import", "dockerd://localhost/runner/tiny:latest", "--json")
     done = tiny.runner(*words, env={"DOCKER_HOST": docker_socket})
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["layers"] == 1
+    assert check("import", done.stdout)["layers"] == 1
     assert theirs in tiny.engine("ps", "-aq", "--no-trunc").split()
     tiny.engine("rm", theirs)
     assert tiny.left_containers() == ""
@@ -422,7 +423,7 @@ def test_a_dry_run_says_what_would_be_read_reused_and_written(tiny: Bench) -> No
 def test_stdout_is_the_path_and_json_is_json(tiny: Bench) -> None:
     done = tiny.runner("import", "tiny")
     assert done.stdout == f"{(tiny.images / 'tiny.sqsh').resolve()}\n"
-    told = json.loads(tiny.runner("import", "tiny", "--json").stdout)
+    told = check("import", tiny.runner("import", "tiny", "--json").stdout)
     assert told["path"] == done.stdout.strip()
     built = tiny.runner("build", "tiny", "--import")
     assert built.stdout == done.stdout

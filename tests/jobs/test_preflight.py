@@ -16,12 +16,12 @@ from runner.site_files import load_site
 pytest.importorskip("torch")
 pytestmark = pytest.mark.training
 
-PAYLOAD = Path(__file__).resolve().parents[2] / "src/runner/runs/payload"
+FOLDER = Path(__file__).resolve().parents[2] / "jobs/training"
 
 
 def loaded(name: str) -> Any:
-    """A file of the payload as a module."""
-    specification = importlib.util.spec_from_file_location(name, PAYLOAD / f"{name}.py")
+    """A file of the preflight as a module."""
+    specification = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     assert specification and specification.loader
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
@@ -37,7 +37,7 @@ def on_nodes(attempt: Path, nodes: int, port: int, **environ: str) -> list[tuple
                 "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "RUNNER_PREFLIGHT_SECONDS": "240"}  # fmt: skip
     children = [
         subprocess.Popen(
-            (sys.executable, str(PAYLOAD / "preflight.py"), str(attempt), str(node)),
+            (sys.executable, str(FOLDER / "preflight.py"), str(attempt), str(node)),
             env={**os.environ, **settings, **environ}, stderr=subprocess.PIPE, text=True,
         )
         for node in range(nodes)

@@ -91,6 +91,7 @@ PARTS = (
     Part("mmdebstrap", ("mmdebstrap",), "mmdebstrap"),
     Part("shellcheck", ("shellcheck",), "shellcheck"),
     Part("faketime", ("faketime",), "faketime", ("--version",), everywhere=False),
+    Part("chromium", ("chromium",)),
     Part("dockerd", ("docker",), present=_dockerd),
     Part("enroot", ("enroot",), version=("version",)),
     Part("pyxis", (), version=(), present=lambda: real_pyxis() is not None),

@@ -35,12 +35,15 @@ class SlurmLab:
         extra_config: Sequence[str] = (),
         newer: bool = bool(os.environ.get(NEWER)),
         node: str = configuration.GH200,
+        topology: str = "",
     ) -> None:
         """`plugins`: names of SPANK plugins to load; `extra_config`: lines for slurm.conf, such as PreemptType;
-        `newer`: Slurm and all other programs of jobs are those of `debian.SUITE`; `node`: what each node has."""
+        `newer`: Slurm and all other programs of jobs are those of `debian.SUITE`; `node`: what each node has;
+        `topology`: the text of topology.conf."""
         self.nodes = tuple(f"nid{number:03}" for number in range(1, nodes + 1))
         self.plugins = () if newer else tuple(plugins)  # they are compiled for this machine's Slurm
         self.extra_config = tuple(extra_config)
+        self.topology = topology
         self.node = node
         self.root = debian.root() if newer else None
         # A short path: a munge or podman socket has room for 107 characters.
@@ -146,6 +149,7 @@ class SlurmLab:
     def _start(self) -> None:
         ports = free_ports(len(self.nodes) + 1)
         configuration.write(self.folder, self.nodes, ports, self.plugins, self.extra_config, self.node)
+        (self.folder / "topology.conf").write_text(self.topology)
         if self.root:
             debian.write_wrappers(self.root, self.folder / "bin")
         self._start_munge()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.runs.account import CLASSES, Account, account
+from runner.runs.account import Account, account, known_classes
 from runner.runs.run import Run, save
 
 T = 1_700_000_000.0  # when the allocation begins
@@ -78,7 +78,7 @@ def rounded(classes: dict[str, float]) -> dict[str, float]:
 def check(found: Account) -> None:
     for classes in (found.classes, *found.nodes.values(), *(attempt.classes for attempt in found.attempts)):
         assert all(seconds >= 0 for seconds in classes.values())
-        assert classes.keys() <= CLASSES.keys()
+        assert classes.keys() <= known_classes().keys()
     assert sum(node.held for node in found.nodes.values()) == pytest.approx(found.classes.held)
 
 

@@ -18,8 +18,9 @@ from runner.environments.rewriting import rewrite
 from runner.errors import RunnerError
 from runner.expansion import expand
 from runner.runs.adopt.adopted import Adopted
+from runner.runs.adopt.containers import CONTAINER
 from runner.runs.adopt.job import Draft
-from runner.runs.adopt.options import CONTAINER, SBATCH, SRUN
+from runner.runs.adopt.options import SBATCH, SRUN
 from runner.runs.adopt.script import read_command_line, read_script
 from runner.site_files import load_site
 from tests.conftest import need

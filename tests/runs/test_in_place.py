@@ -178,8 +178,8 @@ def test_a_job_that_is_cancelled_while_it_restarts_stays_cancelled(lab: SlurmLab
         echo "${{answer/RUNNING/COMPLETING}}"
         exit
     fi
-    scancel.real "$SLURM_JOB_ID"
-    until [ "$(squeue.real -h -j "$SLURM_JOB_ID" -o %T)" != RUNNING ]; do sleep 0.1; done
+    until scancel.real "$SLURM_JOB_ID" &&
+        [ "$(squeue.real -h -j "$SLURM_JOB_ID" -o %T)" = COMPLETING ]; do sleep 0.1; done
     echo "$answer"
     """)
     stub.chmod(0o755)

@@ -3,7 +3,6 @@
 bench/megatron_arguments.py gives the same arguments to Megatron's own parser, which needs Python 3.12.
 """
 
-import json
 import struct
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,6 +21,7 @@ from runner.runs.launch import Request, RunPlan, prepare
 from runner.runs.run import Run, save
 from runner.runs.sweep import parse, submit_sweep, with_values
 from tests.runs.scripts import given
+from tests.schemas import check
 
 ROOT = Path(__file__).parents[2]
 BARE = {"HOME": "/home/me", "USER": "me", "RUNNER_IMAGES": "/images", "PATH": "/nowhere"}
@@ -277,7 +277,7 @@ def test_why_explains_errors_of_megatron(code: str, tmp_path: Path, capsys: pyte
 
 def test_memory_shows_the_ways_to_split_a_size(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["memory", "--megatron", "18.4B", "--gpus", "16", "--gpu", "H100", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = check("memory", capsys.readouterr().out)
     assert found["parameters"] == 18_444_251_136
     first = next(each for each in found["estimates"] if each["fits"])
     assert first["layout"] == {"tensor": 2, "pipeline": 1, "context": 1, "recompute": False}

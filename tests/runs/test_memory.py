@@ -10,6 +10,7 @@ from runner.cli import run
 from runner.errors import RunnerError
 from runner.memory.estimate import Plan, Zero, estimate
 from runner.memory.shape import GIB, count_weights, find_config, make_shape, memory_bytes, parse_size
+from tests.schemas import check
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -186,7 +187,7 @@ def test_the_answer_is_a_table_or_json_and_says_what_fits(tmp_path: Path, capsys
 def test_shape_flags_stand_for_a_config_or_change_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = [word for name, value in LLAMA.items() if name != "model_type" for word in (f"--{name}", str(value))]
     assert run(["memory", *flags, "--json", "--micro_batch", "1"]) == 0
-    assert json.loads(capsys.readouterr().out)["parameters"] == WEIGHTS
+    assert check("memory", capsys.readouterr().out)["parameters"] == WEIGHTS
     config = tmp_path / "config.json"
     config.write_text(json.dumps(LLAMA))
     assert run(["memory", str(config), "--num_hidden_layers", "16", "--json", "--micro_batch", "1"]) == 0

@@ -121,7 +121,7 @@ def test_cancel_lets_the_job_save(plain_slurm: SlurmLab, tmp_path: Path) -> None
     run = write_run(tmp_path, command_job("python3", "-c", TRAINER, launcher="srun", tasks=2), site=SLURM)
     job_id = submit(plain_slurm, run)
     until(lambda: all((run / f"ready-{rank}").exists() for rank in range(2)))
-    plain_slurm.run(scheduler.cancel((job_id,)))
+    plain_slurm.run(("scancel", job_id))
     plain_slurm.wait_for(job_id, "CANCELLED")
     until(lambda: (run / "attempts/1/exit_code").exists())
     assert "SIGTERM True" in (run / "job.log").read_text()
@@ -164,7 +164,7 @@ def test_one_question_for_all_jobs(plain_slurm: SlurmLab, tmp_path: Path) -> Non
     assert (found[waiting].state, found[waiting].reason, found[waiting].nodes) == ("PENDING", "BeginTime", "")
     assert found[running].time_left
     assert found[running].exit_code is None
-    plain_slurm.run(scheduler.cancel((waiting, running)))
+    plain_slurm.run(("scancel", waiting, running))
     plain_slurm.wait_for(running, "CANCELLED")
     found = asked(plain_slurm, waiting, running)
     assert {found[waiting].state, found[running].state} == {"CANCELLED"}
@@ -177,7 +177,7 @@ def test_the_time_limit(plain_slurm: SlurmLab, tmp_path: Path) -> None:
     job_id = submit(plain_slurm, run)
     # with a warning of 60 seconds and a limit of one minute it comes at once
     until(lambda: (run / "attempts/1/save-and-exit").exists())
-    plain_slurm.run(scheduler.cancel((job_id,)))
+    plain_slurm.run(("scancel", job_id))
 
 
 def comment(lab: SlurmLab, folder: Path, word: str) -> str:
@@ -186,7 +186,7 @@ def comment(lab: SlurmLab, folder: Path, word: str) -> str:
     (folder / "job.sbatch").write_bytes(script.encode())
     job_id = submit(lab, folder, "--output=/dev/null")
     shown = lab.run(("squeue", "--noheader", f"--jobs={job_id}", "--states=all", "--Format=Comment:500|"), check=True)
-    lab.run(scheduler.cancel((job_id,)))
+    lab.run(("scancel", job_id))
     return shown.stdout.rstrip("\n").removesuffix("|").rstrip(" ")
 
 
@@ -239,4 +239,4 @@ def test_shell_words(plain_slurm: SlurmLab, tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError) as caught:
         plain_slurm.run(scheduler.shell(NOTHING, ("sh", "-c", "exit 9"), job_id, pty=False))
     assert caught.value.returncode == 9
-    plain_slurm.run(scheduler.cancel((job_id,)))
+    plain_slurm.run(("scancel", job_id))

@@ -92,7 +92,9 @@ def test_cpus_and_memory_follow_the_gpus_where_the_site_ties_them() -> None:
 
 def test_an_unknown_number_of_cpus_is_said() -> None:
     """One CPU per process starves eight GPUs; where nobody knows the node, the user is told."""
-    mega = load_site("gcp-a3-mega", {"HOME": "/h"})
+    known = load_site("gcp-a3-mega", {"HOME": "/h"})  # by its machine type
+    assert not resolve((overrides(),), BARE, known).notes
+    mega = replace(known, cpus_per_node=None)
     assert [note for note in resolve((overrides(),), BARE, mega).notes if "--cpus-per-task N" in note]
     assert not resolve((given(command=("true",), cpus_per_task=8),), BARE, mega).notes
     clariden = replace(load_site("alps-clariden", {"HOME": "/h"}), account="g1")

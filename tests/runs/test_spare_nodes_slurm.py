@@ -103,13 +103,17 @@ def test_a_job_without_enough_healthy_nodes_avoids_the_others(
     assert (run / "stopped").read_text() == "second node_failure; [restart] allows 1\n"
 
 
-# the program `python`: prints its words; in the first attempt, its node's GPUs break where the test wants that
+# the program `python`: prints its words; in the first attempt, its node's GPUs break where the test wants that, after
+# both nodes have printed
 LAUNCHED = """#!/bin/sh
 [ "$2" = torch.distributed.run ] || [ "$2" = accelerate.commands.launch ] || exec /usr/bin/python3 "$@"
 echo "$SLURMD_NODENAME, attempt ${RUNNER_ATTEMPT##*/}: $*"
 [ "${RUNNER_ATTEMPT##*/}" = 1 ] || exit 0
+touch "$0.$SLURMD_NODENAME"
 case " $BREAKS " in
-*" $SLURMD_NODENAME "*) echo "CUDA error: uncorrectable ECC error encountered"; exit 1 ;;
+*" $SLURMD_NODENAME "*)
+    until [ -e "$0.nid001" ] && [ -e "$0.nid002" ]; do sleep 0.1; done
+    echo "CUDA error: uncorrectable ECC error encountered"; exit 1 ;;
 *) exec sleep 100 ;;
 esac
 """

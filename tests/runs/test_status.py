@@ -171,7 +171,7 @@ def test_following_a_run_that_has_ended_prints_all_and_returns(here: Run) -> Non
     here.log.write_text("all of it\n")
     ended = replace(here, process="x:1")
     got: list[bytes] = []
-    found = follow.follow(ended, follow.One(ended.log), got.append, Quiet())
+    found = follow.follow(ended, follow.Tail(ended.log), got.append, Quiet())
     assert (b"".join(got), found.state, found.exit_code) == (b"all of it\n", "FAILED", 4)
 
 

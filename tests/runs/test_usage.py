@@ -87,9 +87,9 @@ def children(pid: int) -> str:
 @pytest.mark.uses("busybox")
 def test_the_gpus_are_as_nvidia_smi_shows_them(start: Start, tmp_path: Path) -> None:
     """What a GPU does not tell (`[N/A]`) is unknown."""
-    start(**command(tmp_path / "bin", "echo '97, 70144, 97871'; echo '[N/A], 3, 97871'"))
+    start(**command(tmp_path / "bin", "echo '97, 70144, 97871, 512.73'; echo '[N/A], 3, 97871, [N/A]'"))
     usage = sampled(tmp_path, lambda usage: usage.gpus and usage.cpu_percent is not None)
-    assert usage.gpus == (GpuUsage(97, 70144, 97871), GpuUsage(None, 3, 97871))
+    assert usage.gpus == (GpuUsage(97, 70144, 97871, 512), GpuUsage(None, 3, 97871, None))
     assert (usage.node, usage.memory_of) == ("nid007", "node")
     assert 0 <= (usage.cpu_percent or 0) <= 100
     assert 0 < (usage.memory_used_mib or 0) < (usage.memory_total_mib or 0)
@@ -141,6 +141,37 @@ def test_it_ends_with_its_task(start: Start, task: "subprocess.Popen[bytes]", tm
     task.kill()
     task.wait()
     assert sampler.wait(60) is not None
+
+
+def test_each_minute_has_a_line_in_the_log(start: Start, tmp_path: Path) -> None:
+    """Each fourth sample, the one after nvidia-smi was started; a line that was cut off is left out."""
+    sampler = start(**command(tmp_path / "bin", "echo '97, 70144, 97871, 512.73'"))
+    attempt = Attempt(tmp_path / "attempts/1")
+    until(lambda: len(list(attempt.usage_log)) == 2, "two lines")
+    begun, ended = (at for at, _ in attempt.usage_log)
+    assert ended - begun >= 4
+    assert {(use.node, use.gpus) for _, use in attempt.usage_log} == {("nid007", (GpuUsage(97, 70144, 97871, 512),))}
+    sampler.terminate()
+    sampler.wait(60)
+    with (attempt.folder / "usage-log/0").open("a") as file:
+        file.write("1700000000 nid0")
+    assert len(list(attempt.usage_log)) == 2
+
+
+def test_a_sample_of_an_older_version_has_no_power(tmp_path: Path) -> None:
+    (tmp_path / "usage").mkdir()
+    (tmp_path / "usage/0").write_text("1700000000 nid007 12 100 200 job 97 70144 97871 3 4 97871\n")
+    (found,) = Attempt(tmp_path).usage
+    assert found.gpus == (GpuUsage(97, 70144, 97871), GpuUsage(3, 4, 97871))
+
+
+def test_samples_take_less_than_half_a_percent_of_a_processor(start: Start, tmp_path: Path) -> None:
+    """Its processes' time, for a sample each 15 s and nvidia-smi each minute. nvidia-smi itself is a stand-in here."""
+    sampler = start(**command(tmp_path / "bin", "echo '97, 70144, 97871, 512.73'"))
+    until(lambda: len(list(Attempt(tmp_path / "attempts/1").usage_log)) == 2, "six samples")
+    sampler.terminate()
+    _, _, used = os.wait4(sampler.pid, 0)
+    assert (used.ru_utime + used.ru_stime) / 6 / 15 < 0.005
 
 
 def test_a_folder_that_cannot_be_written_ends_it_silently(start: Start, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ def test_each_cause_has_a_code_of_its_own() -> None:
 def test_a_cause_says_what_why_and_what_to_do() -> None:
     for cause in all_causes():
         assert cause.says and cause.explanation.endswith(".") and cause.fix and cause.find, cause
+        assert cause.kind in causes.KINDS, cause
         assert not cause.says.endswith(".") and len(cause.says) < 120, cause
         assert len(cause.explanation.split()) <= 20, cause  # one short sentence
 

@@ -3,38 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from runner.commands.console import Console
-from runner.commands.options import Verbs, add_wide, runs_folder
+from runner.commands.options import selected_runs
 from runner.errors import RunnerError
-
-TYPE_CHECKING = False  # `typing` costs start-up time
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from runner.runs.account import Account, Classes
+from runner.machine.files import owner
+from runner.runs.account import Account, Classes, add_up, known_classes
+from runner.runs.account import account as account_of
 
 _BAR = 30  # characters
 _MOST_BARS = 40
 
 
-def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    account = subparsers.add_parser("account", parents=[common])
-    account.add_argument("runs", nargs="*", metavar="RUN", help="name, sweep, job id, `last` (default) or path")
-    account.add_argument("--since", metavar="WHEN", help="all runs launched since a date, or in the last 12h, 30d, 2w")
-    account.add_argument(
-        "--by", choices=("cause", "node", "env", "user"), help="with --since: one line per cause, node, ..."
-    )
-    account.add_argument("--png", metavar="FILE", help="write stacked bars as a PNG (needs matplotlib); print its path")
-    account.add_argument("--json", action="store_true", help="print JSON")
-    add_wide(account)
-    account.set_defaults(run=show_account)
-
-
 def show_account(args: argparse.Namespace, console: Console) -> int:
     """`runner account`: the largest losses, a table of all classes, and for several runs a line for each."""
-    from runner.runs.account import add_up
-
     accounts = _accounts(args)
     for account in accounts:
         for note in account.notes:
@@ -62,33 +47,14 @@ def show_account(args: argparse.Namespace, console: Console) -> int:
 
 
 def _accounts(args: argparse.Namespace) -> list[Account]:
-    import time
-    from datetime import datetime
-
-    from runner.runs.account import account
-    from runner.runs.history import Filters, parse_since
-    from runner.runs.run import find_runs, list_runs
-
-    folder = runs_folder(args.site)
     if args.by and not args.since:
         what, why = f"account: --by {args.by} without --since", "--by adds up all runs since a time"
         raise RunnerError(what, why, f"runner account --since 30d --by {args.by}", exit_code=2)
-    if args.since and args.runs:
-        raise RunnerError("account: RUN and --since", "each of them selects the runs", "leave out one", exit_code=2)
-    if args.since:
-        filters = Filters(since=parse_since(args.since, datetime.now().astimezone()))
-        runs = [run for run in list_runs(folder) if filters.passes_record(run)]
-    else:
-        named = [run for word in args.runs or ["last"] for run in find_runs(word, folder)]
-        runs = list({run.folder: run for run in named}.values())
-    return [account(run, time.time()) for run in runs]
+    return [account_of(run, time.time()) for run in selected_runs(args)]
 
 
 def _groups(by: str | None, accounts: Sequence[Account]) -> dict[str, Classes]:
     """Name -> classes: of each run, or of all runs by cause, node, environment or user, the largest loss first."""
-    from runner.machine.files import owner
-    from runner.runs.account import Classes
-
     found: dict[str, Classes] = {}
     for account in accounts:
         run = account.run
@@ -110,31 +76,28 @@ def _share(part: float, whole: float) -> str:
 
 
 def _show(unit: str, classes: Classes, console: Console, *, in_place: bool) -> None:
-    from runner.runs.account import CLASSES
-
-    held, hours = classes.held, f"{unit.upper()} hours"
+    known, held, hours = known_classes(), classes.held, f"{unit.upper()} hours"
     console.line(
         f"{_hours(held)} {hours} held; effective training time ratio {_share(classes.get('useful', 0.0), held)}"
     )
     for number, (name, seconds) in enumerate(classes.losses[:3], 1):
         kept = "see why the attempts failed: runner why" if in_place and name == "restart_gap" else ""
-        console.line(f"loss {number}: {CLASSES[name][0]}, {_hours(seconds)} {hours}: {kept or CLASSES[name][1]}")
+        console.line(f"loss {number}: {known[name][0]}, {_hours(seconds)} {hours}: {kept or known[name][1]}")
     console.answer("\n")
     rows = [
-        (CLASSES[name][0], _hours(seconds), "not charged", "") if name == "queue"
-        else (CLASSES[name][0], _hours(seconds), _share(seconds, held), "#" * round(_BAR * seconds / (held or 1)))
-        for name in CLASSES if (seconds := classes.get(name, 0.0)) > 0
+        (known[name][0], _hours(seconds), "not charged", "") if name == "queue"
+        else (known[name][0], _hours(seconds), _share(seconds, held), "#" * round(_BAR * seconds / (held or 1)))
+        for name in known if (seconds := classes.get(name, 0.0)) > 0
     ]  # fmt: skip
     console.table(("CLASS", hours.upper(), "SHARE", ""), rows)
 
 
 def _show_groups(by: str, groups: Mapping[str, Classes], console: Console) -> None:
-    from runner.runs.account import CLASSES
-
+    known = known_classes()
     rows = []
     for name, classes in groups.items():
         held, useful = classes.held, classes.get("useful", 0.0)
-        largest = "".join(f"{CLASSES[kind][0]} {_share(lost, held)}" for kind, lost in classes.losses[:1])
+        largest = "".join(f"{known[kind][0]} {_share(lost, held)}" for kind, lost in classes.losses[:1])
         rows.append((name, _hours(held), _share(useful, held), _hours(held - useful), largest))
     console.answer("\n")
     console.table((by.upper(), "HELD", "RATIO", "LOST", "LARGEST LOSS"), rows)
@@ -142,16 +105,14 @@ def _show_groups(by: str, groups: Mapping[str, Classes], console: Console) -> No
 
 def _draw(groups: Mapping[str, Mapping[str, Classes]], totals: Mapping[str, Classes], path: str) -> str:
     """Draw a bar for each run or group; a single one for all if there are many."""
-    from pathlib import Path
-
-    from runner.runs.account import CLASSES
     from runner.runs.plot import write_picture
 
+    known = known_classes()
     panels = []
     for unit, total in totals.items():
         named = groups[unit] if len(groups[unit]) <= _MOST_BARS else {"all": total}
         bars = [
-            {"name": name, "parts": [(CLASSES[kind][0], each.get(kind, 0.0) / 3600) for kind in list(CLASSES)[:-1]]}
+            {"name": name, "parts": [(known[kind][0], each.get(kind, 0.0) / 3600) for kind in list(known)[:-1]]}
             for name, each in named.items()
         ]
         panels.append({"label": f"{unit.upper()} hours", "bars": bars})

@@ -5,53 +5,32 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
 
 from runner.commands.console import Console
-from runner.commands.options import DEFAULT_RECIPE, Verbs, chosen_site
+from runner.commands.options import chosen_site
 from runner.errors import RunnerError
+from runner.images.build.base import BuildOptions
+from runner.images.build.build import build, dry_run
+from runner.images.build.job import BuildJob, check_account, goes_to_a_job, run, script, submission
+from runner.images.recipe import load_recipe
+from runner.images.squashfs_file import find_squashfs
+from runner.machine import folders
+from runner.machine.report import Report
+from runner.project import Project, find_project
+from runner.site import Site
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from runner.environments.environment import Environment
-    from runner.images.build.base import BuildOptions
-    from runner.machine.report import Report
-    from runner.project import Project
     from runner.runs.image import LaunchImage
     from runner.runs.launch import MakeImage
-    from runner.site import Site
-
-
-def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    build = subparsers.add_parser("build", parents=[common])
-    build.add_argument("recipe", nargs="?", default=DEFAULT_RECIPE, metavar="RECIPE", help="a name in containers/")
-    build.add_argument("--engine", metavar="NAME", help="podman or docker (default: podman, then docker)")
-    build.add_argument("--tag", metavar="NAME[:TAG]", help="name of the image (default: the recipe's name)")
-    build.add_argument("--base-tag", metavar="TAG", help="use this tag of the base image instead of the recipe's tag")
-    build.add_argument("--platform", metavar="OS/ARCH", help="linux/amd64 or linux/arm64 (default: this machine's)")
-    build.add_argument(
-        "--build-arg", action="append", default=[], metavar="NAME=VALUE", help="set an ARG of the Containerfile"
-    )
-    build.add_argument("--no-cache", action="store_true", help="run every step again, and check for a newer base image")
-    build.add_argument("--import", action="store_true", dest="then_import", help="also import the image; print PATH")
-    build.add_argument(
-        "--sbatch", action="append", default=[], metavar="FLAG", help="a flag for sbatch, on sites that build in a job"
-    )
-    build.add_argument("--json", action="store_true", help="print JSON")
-    build.add_argument("--dry-run", action="store_true", help="print an equivalent bash script; build nothing")
-    build.set_defaults(run=build_image)
 
 
 def build_image(args: argparse.Namespace, console: Console) -> int:
     """`runner build`: prints NAME:TAG, or with --import the squashfs file's path."""
-    from dataclasses import asdict
-
-    from runner.images.build.build import build, dry_run
-    from runner.images.build.job import goes_to_a_job
-    from runner.images.recipe import load_recipe
-    from runner.project import find_project
-
     project = find_project()
     recipe = load_recipe(args.recipe, project, args.base_tag)
     console.say(f"recipe: {recipe.path}")
@@ -77,13 +56,6 @@ def build_image(args: argparse.Namespace, console: Console) -> int:
 
 def _build_in_a_job(name: str, site: Site, args: argparse.Namespace, console: Console) -> int:
     """`runner build --import` on a site whose nodes keep podman's images in memory: one job does both."""
-    from dataclasses import replace
-    from pathlib import Path
-
-    from runner.images.build.job import BuildJob, check_account, run, script, submission
-    from runner.images.squashfs_file import find_squashfs
-    from runner.machine import folders
-
     options = ("tag", "base_tag", "platform", "engine")
     values = [(f"--{name.replace('_', '-')}", getattr(args, name)) for name in options]
     values += [("--build-arg", word) for word in args.build_arg]
@@ -107,8 +79,6 @@ def _build_in_a_job(name: str, site: Site, args: argparse.Namespace, console: Co
 
 
 def _build_options(args: argparse.Namespace) -> BuildOptions:
-    from runner.images.build.base import BuildOptions
-
     for word in args.build_arg:
         if "=" not in word or word.startswith("="):
             raise RunnerError(
@@ -123,11 +93,8 @@ def _build_options(args: argparse.Namespace) -> BuildOptions:
 
 def image_maker(project: Project, environ: Mapping[str, str], report: Report) -> MakeImage:
     """A function that builds and imports the image that an environment names: IMAGES/RECIPE.sqsh."""
-    from runner.images.build.base import BuildOptions
-    from runner.images.build.build import build
     from runner.images.importer.importer import import_image
     from runner.images.importer.plan import ImportOptions, ImportRequest
-    from runner.images.recipe import load_recipe
 
     def make(environment: Environment, image: LaunchImage, site: Site) -> None:
         assert image.stable is not None

@@ -3,23 +3,14 @@
 import argparse
 
 from runner.commands.console import Console
-from runner.commands.options import Verbs, runs_folder
+from runner.commands.options import runs_folder
 from runner.errors import RunnerError
-
-
-def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    cancel = subparsers.add_parser("cancel", parents=[common])
-    cancel.add_argument("runs", nargs="*", metavar="RUN", help="a run or sweep: name, job id, `last` or path")
-    cancel.add_argument("--dry-run", action="store_true", help="print what would be done; cancel nothing")
-    cancel.add_argument("--json", action="store_true", help="print JSON")
-    cancel.set_defaults(run=cancel_runs)
+from runner.runs.cancel import cancel, explain
+from runner.runs.run import find_runs
 
 
 def cancel_runs(args: argparse.Namespace, console: Console) -> int:
     """`runner cancel`: end runs, and print which."""
-    from runner.runs.cancel import cancel, explain
-    from runner.runs.run import find_runs
-
     if not args.runs:
         raise RunnerError(
             "cancel: no run is given", "`runner cancel` ends only the runs that you name",

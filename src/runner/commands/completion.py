@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 from runner.commands.console import Console
-from runner.commands.options import Verbs
+from runner.commands.options import Verbs, runs_folder
 from runner.errors import RunnerError
-
-TYPE_CHECKING = False  # `typing` costs start-up time
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
 
 # their scripts completion.SHELL ask `runner completion words -- WORDS…` for the possible words; without any, they offer
 # files
@@ -29,8 +26,6 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 
 def print_completion(args: argparse.Namespace, console: Console) -> int:
     """`runner completion SHELL`: print the script. `runner completion words -- WORDS…`: complete the last word."""
-    from pathlib import Path
-
     if args.shell != "words":
         console.answer(Path(__file__).with_name(f"completion.{args.shell}").read_text(encoding="utf-8"))
         return 0
@@ -46,11 +41,15 @@ def complete(
     *before, current = words or ("",)
     if "--" in before:
         return []
-    if before and before[-1] == "--site":
-        return _starting(current, _sites())
-    at = next((n for n, word in enumerate(before) if word in verbs and before[n - 1 : n] != ["--site"]), None)
+    if before and before[-1] in ("--on", "--site"):
+        return _starting(current, _hosts() if before[-1] == "--on" else _sites())
+    at = next(
+        (n for n, word in enumerate(before) if word in verbs and before[n - 1 : n] not in (["--on"], ["--site"])), None
+    )
     if at is None:
-        return _starting(current, ("--help", "--site", "--verbose", "--version") if current[:1] == "-" else verbs)
+        return _starting(
+            current, ("--help", "--on", "--site", "--verbose", "--version") if current[:1] == "-" else verbs
+        )
     return _in_verb(_subparsers(parser_of(before[at]))[before[at]], before[at + 1 :], current)
 
 
@@ -104,13 +103,19 @@ def _sites() -> list[str]:
     return list(site_names(os.environ))
 
 
+def _hosts() -> list[str]:
+    from runner.remote.host import host_names
+
+    return host_names(os.environ)
+
+
 def _words(kind: str) -> Iterable[str]:
     """The words for one placeholder; empty if it is not one of these."""
     from runner.project import find_project
 
     match kind:
-        case "ENV" | "JOB":
-            return find_project().names("edf" if kind == "ENV" else "jobs")
+        case "ENV" | "JOB" | "CLUSTER":
+            return find_project().names({"ENV": "edf", "JOB": "jobs", "CLUSTER": "clusters"}[kind])
         case "SCRIPT":
             from runner.runs.program import script_names
 
@@ -127,6 +132,8 @@ def _words(kind: str) -> Iterable[str]:
             from runner.environments.lint.codes import CODES
 
             return CODES
+        case "HOST":
+            return _hosts()
         case "RUN":
             return _runs()
     return ()
@@ -134,11 +141,9 @@ def _words(kind: str) -> Iterable[str]:
 
 def _runs() -> list[str]:
     """The names of the runs, and `last`. The records are not read, because there may be thousands of runs."""
-    from runner.commands.options import runs_folder
     from runner.runs.run import RECORD
 
     try:
-        folder: Path = runs_folder(None)
-        return ["last", *(path.parent.name for path in folder.glob(f"*/{RECORD}"))]
+        return ["last", *(path.parent.name for path in runs_folder(None).glob(f"*/{RECORD}"))]
     except RunnerError:  # the site's folder of runs is not known on this machine
         return ["last"]

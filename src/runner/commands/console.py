@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 
+from runner.errors import RunnerError
+
 TYPE_CHECKING = False  # `typing` costs a fifth of the start-up of `runner --help`
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from runner.errors import RunnerError
     from runner.runs.status import RunStatus
 
 
@@ -134,6 +135,13 @@ class Console:
             print(line.encode(errors="backslashreplace").decode(), file=sys.stderr, flush=True)
         except (OSError, ValueError):
             pass
+
+    def confirm(self, what: str, fix: str) -> bool:
+        """Whether the user accepts something. Raises RunnerError if there is no terminal to ask on."""
+        if not (sys.stdin.isatty() and self.terminal):
+            raise RunnerError(what, "it needs a confirmation, and there is no terminal for the question", fix)
+        self.say(f"{what}. Go on? [y/N]")
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     def bug(self, error: Exception, argv: Sequence[str]) -> int:
         """Save the traceback of a bug in runner to a file, print its path, and return exit code 3."""

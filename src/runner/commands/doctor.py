@@ -4,21 +4,12 @@ import argparse
 import os
 
 from runner.commands.console import Console
-from runner.commands.options import Verbs, add_wide
-
-
-def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    doctor = subparsers.add_parser("doctor", parents=[common])
-    doctor.add_argument("--json", action="store_true", help="print JSON")
-    add_wide(doctor)
-    doctor.set_defaults(run=examine_machine)
+from runner.detection import find_site
+from runner.doctor.examination import examine
 
 
 def examine_machine(args: argparse.Namespace, console: Console) -> int:
     """`runner doctor`: print a line per check, then what the machine is ready for. Exit code 1 if a check failed."""
-    from runner.detection import find_site
-    from runner.doctor.examination import examine
-
     site, why = find_site(args.site, os.environ)
     examination = examine(site, why, os.environ)
     found = examination.diagnoses

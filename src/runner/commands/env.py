@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from runner.commands.console import Console
-from runner.commands.options import Verbs, add_wide
+from runner.commands.options import Verbs, add_verb
 from runner.errors import RunnerError
 
 TYPE_CHECKING = False  # `typing` costs start-up time
@@ -21,25 +21,16 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    from runner.commands import env_check
-
     parser = subparsers.add_parser("env", parents=[common])
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, prog="runner env")
-    show = actions.add_parser(
-        "show", parents=[common], help="print the merged environment, and the source of each value"
-    )
-    emit = actions.add_parser("emit", parents=[common], help="print an EDF or script that works without runner")
-    env_check.add(actions, common)
-    for action in (show, emit):
-        action.add_argument("environment", nargs="?", metavar="ENV", help="a name, or the path of an EDF")
-    show.add_argument("--json", action="store_true", help="print JSON")
-    engines = "ce sarus pyxis enroot podman docker apptainer host"
-    emit.add_argument("--as", dest="engine", metavar="ENGINE", help=f"one of: {engines} (default: the site's engine)")
-    emit.add_argument("-o", "--output", metavar="FILE", help="write FILE, and print its path")
-    add_wide(show)
-    show.set_defaults(run=show_environment)
-    emit.set_defaults(run=emit_environment)
-    _add_adopt(actions, common)
+    what = "print the merged environment, and the source of each value"
+    add_verb(actions, common, "show", "env:show_environment", help=what)
+    what = "print an EDF or script that works without runner"
+    add_verb(actions, common, "emit", "env:emit_environment", help=what)
+    what = "find mistakes before a job is submitted"
+    add_verb(actions, common, "check", "env_check:check_environments", help=what)
+    what = "make an EDF from a batch script, or from a command line after --: srun …, docker run …, podman run …"
+    add_verb(actions, common, "adopt", "env:adopt_environment", help=what)
 
 
 def _load(args: argparse.Namespace, console: Console) -> tuple[Environment, Site, str]:
@@ -72,24 +63,11 @@ def show_environment(args: argparse.Namespace, console: Console) -> int:
     if not args.json:
         console.table(("FIELD", "VALUE", "FROM"), list(_rows(full, site)))
         return 0
-    console.answer_json(
-        {
-            "name": full.name,
-            "path": str(full.path),
-            "site": site.name,
-            "engine": engine,
-            "image": full.image,
-            "workdir": full.workdir,
-            "entrypoint": full.entrypoint,
-            "writable": full.writable,
-            "mounts": [{"source": m.source, "target": m.target, "flags": list(m.flags)} for m in full.mounts],
-            "env": dict(full.env),
-            "annotations": dict(full.annotations),
-            "devices": list(full.devices),
-            "origins": {field: from_ for field, _, from_ in _rows(full, site)},
-            "replaced": {field: [str(origin) for origin in origins] for field, origins in full.replaced.items()},
-        }
-    )
+    plain = ("name", "image", "workdir", "entrypoint", "writable", "env", "annotations", "devices")
+    answer = {"path": str(full.path), "site": site.name, "engine": engine, "mounts": [vars(m) for m in full.mounts],
+              "origins": {field: from_ for field, _, from_ in _rows(full, site)},
+              "replaced": {field: [*map(str, origins)] for field, origins in full.replaced.items()}}  # fmt: skip
+    console.answer_json({name: getattr(full, name) for name in plain} | answer)
     return 0
 
 
@@ -105,19 +83,10 @@ def _rows(environment: Environment, site: Site) -> Iterator[tuple[str, str, str]
         given = site.origins.get(field.partition(".")[0])
         return f"site {site.name}: {given}" if given else f"site {site.name}"
 
-    yield "image", environment.image or "(none: no container)", origin("image")
-    yield "workdir", environment.workdir or "(the image's own)", origin("workdir")
-    yield "entrypoint", str(environment.entrypoint).lower(), origin("entrypoint")
-    yield "writable", str(environment.writable).lower(), origin("writable")
-    for index, mount in enumerate(environment.mounts):
-        yield f"mounts.{index}", mount.text(), origin(f"mounts.{index}")
-    for index, device in enumerate(environment.devices):
-        yield f"devices.{index}", device, origin(f"devices.{index}")
-    for name, value in environment.env.items():
-        shown = (value if value.isprintable() else json.dumps(value)) or "(unset)"
-        yield f"env.{name}", shown, origin(f"env.{name}")
-    for name, value in environment.annotations.items():
-        yield f"annotations.{name}", value, origin(f"annotations.{name}")
+    without = {"image": "(none: no container)", "workdir": "(the image's own)"}
+    for field, text in environment.values().items():
+        shown = text if text.isprintable() else json.dumps(text)
+        yield field, shown or without.get(field, "(unset)" if field.startswith("env.") else ""), origin(field)
 
 
 def emit_environment(args: argparse.Namespace, console: Console) -> int:
@@ -137,23 +106,6 @@ def emit_environment(args: argparse.Namespace, console: Console) -> int:
     else:
         console.answer(text)
     return 0
-
-
-def _add_adopt(actions: Verbs, common: argparse.ArgumentParser) -> None:
-    adopt = actions.add_parser(
-        "adopt",
-        parents=[common],
-        help="make an EDF from a batch script, or from a command line after --: srun …, docker run …, podman run …",
-    )
-    adopt.add_argument(
-        "script", nargs="?", metavar="SCRIPT", help="a batch script (default: the command line after --)"
-    )
-    output = adopt.add_mutually_exclusive_group()
-    output.add_argument("-o", "--output", metavar="FILE", help="write the EDF to FILE, and print its path")
-    output.add_argument("--into", metavar="FILE", help="change this EDF, and keep its comments and order")
-    adopt.add_argument("--job", metavar="FILE", help="also write a job file, and print its path")
-    adopt.add_argument("--dry-run", action="store_true", help="print what would be written; write nothing")
-    adopt.set_defaults(run=adopt_environment)
 
 
 def adopt_environment(args: argparse.Namespace, console: Console) -> int:

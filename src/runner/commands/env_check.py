@@ -4,48 +4,38 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from runner.cluster_facts import output
 from runner.commands.console import Console
-from runner.commands.options import Verbs
+from runner.detection import cluster_name, find_site
+from runner.environments.engines import ENGINES, choose
+from runner.environments.environment import default_environment
+from runner.environments.lint.check import Checked, Linter
+from runner.environments.lint.codes import CODES
+from runner.environments.lint.finding import Finding, Setting, as_data, as_sarif, by_file, fixed
 from runner.errors import RunnerError, unknown
-
-TYPE_CHECKING = False  # `typing` costs start-up time
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from runner.environments.lint.check import Checked, Linter
-    from runner.environments.lint.finding import Finding, Setting
-    from runner.site import Site
+from runner.machine import files
+from runner.project import find_project
+from runner.site import Site
+from runner.site_files import signs
 
 _ROUNDS = 8  # of --fix: several findings for the same key are fixed one per round
 
 
-def add(actions: Verbs, common: argparse.ArgumentParser) -> None:
-    check = actions.add_parser("check", parents=[common], help="find mistakes before a job is submitted")
-    check.add_argument("environments", nargs="*", metavar="ENV", help="a name, or the path of an EDF or a batch script")
-    check.add_argument("--engine", metavar="NAME", help="check for this engine instead of the site's engine")
-    check.add_argument(
-        "--enroot", metavar="VERSION", help="the site's version of enroot (default: this machine's version)"
-    )
-    check.add_argument("--fix", action="store_true", help="change the files to fix what can be fixed safely")
-    check.add_argument(
-        "--list", nargs="?", const="", metavar="CODE", help="list all codes, or explain CODE; a part is enough"
-    )
-    output = check.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="print JSON")
-    output.add_argument("--sarif", action="store_true", help="print SARIF 2.1.0, for code hosts and editors")
-    check.set_defaults(run=check_environments)
-
-
 def check_environments(args: argparse.Namespace, console: Console) -> int:
     """`runner env check`: the findings; exit code 1 when one of them is an error."""
-    from runner.detection import find_site
-    from runner.environments.environment import default_environment
-    from runner.environments.lint.check import Linter
-    from runner.project import find_project
-
     if args.list is not None:
         return _list(args.list, console)
+    setting, checked, findings = examine(args, console)
+    _print(args, console, setting, checked, findings)
+    return 1 if any(finding.severity == "error" for finding in findings) else 0
+
+
+def examine(args: argparse.Namespace, console: Console) -> tuple[Setting, list[Checked], tuple[Finding, ...]]:
+    """Check the environments; with --fix, change the files first."""
     project = find_project()
     site, why = find_site(args.site, os.environ)
     name, reason = default_environment(project, site)
@@ -59,15 +49,11 @@ def check_environments(args: argparse.Namespace, console: Console) -> int:
     checked = [one for name in names for one in linter.check(name)]
     if args.fix:
         checked = _fix(linter, names, checked, console)
-    findings = tuple(dict.fromkeys(finding for one in checked for finding in one.findings))
-    _print(args, console, setting, checked, findings)
-    return 1 if any(finding.severity == "error" for finding in findings) else 0
+    return setting, checked, tuple(dict.fromkeys(finding for one in checked for finding in one.findings))
 
 
 def _list(word: str, console: Console) -> int:
     """Print the codes that contain the word, with their meaning and fix."""
-    from runner.environments.lint.codes import CODES
-
     found = {code: known for code, known in CODES.items() if word in f"{code} {known.title}"}
     if not found:
         raise RunnerError(
@@ -80,9 +66,6 @@ def _list(word: str, console: Console) -> int:
 
 def _fix(linter: Linter, names: Sequence[str], checked: list[Checked], console: Console) -> list[Checked]:
     """The findings after fixing what can be fixed. Some findings appear only after others are fixed."""
-    from runner.environments.lint.finding import by_file, fixed
-    from runner.machine import files
-
     for _ in range(_ROUNDS):
         changed = False
         for path, findings in by_file([finding for one in checked for finding in one.findings]).items():
@@ -101,12 +84,6 @@ def _fix(linter: Linter, names: Sequence[str], checked: list[Checked], console: 
 
 def _setting(args: argparse.Namespace, site: Site, environ: Mapping[str, str], console: Console) -> Setting:
     """The site, the engine, the version of enroot, and whether this machine belongs to the site."""
-    import re
-
-    from runner.cluster_facts import output
-    from runner.environments.engines import ENGINES, choose
-    from runner.environments.lint.finding import Setting
-
     if args.engine and args.engine not in ENGINES:
         raise unknown("engine", args.engine, ENGINES)
     engine, chosen = (args.engine, "as requested") if args.engine else choose(site)
@@ -127,9 +104,6 @@ def _setting(args: argparse.Namespace, site: Site, environ: Mapping[str, str], c
 
 def _is_here(site: Site, environ: Mapping[str, str]) -> bool:
     """Whether this machine looks like part of the site, so that its files can be checked."""
-    from runner.detection import cluster_name, find_site
-    from runner.site_files import signs
-
     detected, _ = find_site(None, {name: value for name, value in environ.items() if name != "RUNNER_SITE"})
     if detected.scheduler != site.scheduler:
         return False
@@ -148,8 +122,6 @@ def _print(
 ) -> None:
     counts = {kind: sum(finding.severity == kind for finding in findings) for kind in ("error", "warning", "note")}
     if args.json:
-        from runner.environments.lint.finding import as_data
-
         console.answer_json(
             {
                 "site": setting.site.name,
@@ -163,10 +135,6 @@ def _print(
         )
         return
     if args.sarif:
-        from pathlib import Path
-
-        from runner.environments.lint.finding import as_sarif
-
         console.answer_json(as_sarif(findings, Path.cwd()))
     else:
         for finding in findings:

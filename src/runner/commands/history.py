@@ -3,47 +3,27 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from datetime import datetime
 
 from runner.commands.console import Console
-from runner.commands.options import Verbs, add_wide, runs_folder
-
-TYPE_CHECKING = False  # `typing` costs start-up time
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from runner.runs.history import Launch
-    from runner.runs.run import Run
+from runner.commands.options import Verbs, add_verb, runs_folder
+from runner.commands.status import parameter_columns
+from runner.runs import metrics
+from runner.runs.history import STATES, Filters, Launch, find, parse_since
+from runner.runs.run import Run, list_runs
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    from runner.runs.history import STATES
-
-    history = subparsers.add_parser("history", parents=[common])
+    history = add_verb(subparsers, common, "history", "history:show_history")
+    state = "only runs in this state, as `runner status` shows it; can be repeated"
     history.add_argument(
-        "job", nargs="?", default="", metavar="JOB", help="only this job or sweep, or a pattern: 'sft*'"
+        "--state", action="append", default=[], type=str.upper, choices=STATES, metavar="STATE", help=state
     )
-    history.add_argument("--env", default="", metavar="ENV", help="only this environment, or a pattern")
-    history.add_argument("--script", default="", metavar="SCRIPT", help="only this script (path or name), or a pattern")
-    history.add_argument(
-        "--tag", action="append", default=[], help="only runs with this tag, or a pattern; can be repeated"
-    )
-    history.add_argument(
-        "--state", action="append", default=[], type=str.upper, choices=STATES, metavar="STATE",
-        help="only runs in this state, as `runner status` shows it; can be repeated",
-    )  # fmt: skip
-    history.add_argument("--since", metavar="WHEN", help="only launches after a date, or in the last 30m, 12h, 7d, 2w")
-    history.add_argument("--json", action="store_true", help="print JSON")
-    add_wide(history)
-    history.set_defaults(run=show_history)
 
 
 def show_history(args: argparse.Namespace, console: Console) -> int:
     """`runner history`: one line per launch, oldest first."""
-    from datetime import datetime
-
-    from runner.runs.history import Filters, find, parse_since
-    from runner.runs.run import list_runs
-
     now = datetime.now().astimezone()
     folder = runs_folder(args.site)
     filters = Filters(
@@ -71,8 +51,6 @@ _OPTIONAL = {"TAGS", "SWEEP"}
 
 
 def _columns(found: Sequence[Launch]) -> list[tuple[str, list[str]]]:
-    from runner.commands.status import parameter_columns
-
     runs = [each.run for each in found]
     return [
         ("RUN", [run.name for run in runs]),
@@ -92,8 +70,6 @@ def _columns(found: Sequence[Launch]) -> list[tuple[str, list[str]]]:
 
 def _results(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     """Columns with steps and losses, only for a single sweep: reading the metrics of all runs would be slow."""
-    from runner.runs import metrics
-
     if not runs[0].sweep or {run.sweep for run in runs} != {runs[0].sweep}:
         return []
     read = [metrics.read_progress(run.folder / "metrics.jsonl") for run in runs]

@@ -4,44 +4,34 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
 
 from runner.commands.console import Console
-from runner.commands.options import Verbs, add_wide, chosen_site, runs_folder
+from runner.commands.options import chosen_site, runs_folder
+from runner.commands.status import age
 from runner.errors import RunnerError
-
-TYPE_CHECKING = False  # `typing` costs start-up time
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from runner.runs.gc import ImageUse
-
-
-def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    images = subparsers.add_parser("images", parents=[common])
-    images.add_argument("--json", action="store_true", help="print JSON")
-    add_wide(images)
-    images.set_defaults(run=list_images)
-    gc = subparsers.add_parser("gc", parents=[common])
-    named = "remove these squashfs files and the symlinks to them (default: all unused files)"
-    gc.add_argument("files", nargs="*", metavar="FILE", help=named)
-    gc.add_argument("--ended", action="store_true", help="also remove files used only by runs that have ended")
-    what = gc.add_mutually_exclusive_group()
-    what.add_argument(
-        "--runs", action="store_true", help="remove runs that have ended, with their checkpoints, and no squashfs files"
-    )
-    what.add_argument("--code", action="store_true", help="remove only the code snapshots of runs that have ended")
-    gc.add_argument("--older", metavar="AGE", help="with --runs or --code: only runs older than an age (30d) or a date")
-    gc.add_argument("--tagged", action="store_true", help="with --runs or --code: also remove runs that have a tag")
-    gc.add_argument("--dry-run", action="store_true", help="print what would be removed; remove nothing")
-    gc.add_argument("--json", action="store_true", help="print JSON")
-    gc.set_defaults(run=collect_garbage)
+from runner.images.squashfs_file import list_squashfs
+from runner.machine import folders
+from runner.project import find_project
+from runner.runs.gc import (
+    ImageUse,
+    chosen_images,
+    empty_sweeps,
+    remove,
+    remove_image,
+    select,
+    size_bytes,
+    unused_images,
+    uses_of,
+)
+from runner.runs.history import parse_since
+from runner.runs.run import list_runs
 
 
 def list_images(args: argparse.Namespace, console: Console) -> int:
     """`runner images`: the squashfs files of the site's image folder."""
-    from runner.commands.status import age
-
     folder, uses = image_uses(args, console)
     if args.json:
         console.answer_json(
@@ -69,11 +59,6 @@ def list_images(args: argparse.Namespace, console: Console) -> int:
 
 def image_uses(args: argparse.Namespace, console: Console) -> tuple[Path, tuple[ImageUse, ...]]:
     """The image folder of the site, and which runs use each of its files."""
-    from runner.images.squashfs_file import list_squashfs
-    from runner.project import find_project
-    from runner.runs.gc import uses_of
-    from runner.runs.run import list_runs
-
     site = chosen_site(args, console)
     folder = site.images(os.environ)
     runs_folder = site.runs(os.environ, find_project())
@@ -86,7 +71,6 @@ def collect_garbage(args: argparse.Namespace, console: Console) -> int:
     if args.runs or args.code:
         return collect_runs(args, console)
     from runner.images.importer.leftovers import clear_leftovers
-    from runner.runs.gc import chosen_images, remove_image, unused_images
 
     folder, uses = image_uses(args, console)
     console.say(f"folder: {folder}")
@@ -117,13 +101,7 @@ def _print_removed(
 
 def collect_runs(args: argparse.Namespace, console: Console) -> int:
     """`runner gc --runs`, `--code`: prints the folders that were removed."""
-    from datetime import datetime
-
-    from runner.machine import folders
     from runner.runs import snapshot
-    from runner.runs.gc import empty_sweeps, remove, select, size_bytes
-    from runner.runs.history import parse_since
-    from runner.runs.run import list_runs
 
     if not args.older or args.files or args.ended:
         raise RunnerError(

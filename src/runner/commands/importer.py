@@ -20,9 +20,10 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 def run_importer(args: argparse.Namespace, console: Console) -> int:
     """`runner-importer`: `get` and `sync` print the paths of squashfs files."""
     from runner.images.importer.get import Getter, read_settings
+    from runner.machine import sessions
 
     os.umask(0o022)  # a folder that a group may write to is not used, and all users read what `sync` writes
-    getter = Getter(read_settings(os.environ), os.environ, console)
+    getter = Getter(read_settings(os.environ), os.environ, console, sessions.began(os.getpid()))
     match args.words:
         case ["get", image]:
             console.answer(str(getter.get(image)))

@@ -7,57 +7,25 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
-from runner.commands.build import image_maker
-from runner.commands.console import Console, say_end
-from runner.commands.options import Verbs, add_job, add_settings, settings
+from runner.commands.console import Console, LogFilter, say_end
+from runner.commands.options import settings
 from runner.errors import RunnerError
-from runner.project import Project
+from runner.project import Project, find_project
 from runner.runs.job import KEYS, Job
-from runner.runs.launch import RunPlan
+from runner.runs.launch import Request, RunPlan, prepare
 from runner.runs.schedulers.scheduler import scheduler_of
 
 TYPE_CHECKING = False  # not typing's: importing it costs a millisecond
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from runner.runs.launch import Request
     from runner.runs.run import Run
     from runner.runs.sweep import Sweep
 
 
-def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    launch = subparsers.add_parser(
-        "launch",
-        parents=[common],
-        usage="runner launch [JOB | PATH] [--env ENV] [--script SCRIPT] [options] [-- ARGS… | -- COMMAND…]",
-    )
-    add_job(launch)
-    add_settings(launch)
-    launch.add_argument("--yes", action="store_true", help="do not ask for confirmation, however high the cost")
-    launch.add_argument("--tag", action="append", default=[], help="a word for finding the run later; can be repeated")
-    launch.add_argument(
-        "--sweep", action="append", default=[], metavar="NAME=V,V", help="launch a run for each combination of values"
-    )
-    launch.add_argument("--at-once", type=int, metavar="N", help="start at most N runs of a sweep at the same time")
-    for flag, end in (("--after", " with exit code 0"), ("--after-any", ", whatever its exit code")):
-        launch.add_argument(flag, action="append", default=[], metavar="RUN", help=f"start when RUN has ended{end}")
-    launch.add_argument(
-        "--from-snapshot", action="store_true", help="run a batch script from the run's copy of the code"
-    )
-    launch.add_argument("--build", action="store_true", help="build and import the image first if it is missing")
-    launch.add_argument("--wait", action="store_true", help="show the output, and return the job's exit code")
-    launch.add_argument("--parsable", action="store_true", help="print the job id instead of the run's name")
-    launch.add_argument("--json", action="store_true", help="print JSON")
-    launch.add_argument("--dry-run", action="store_true", help="print the batch script; submit nothing")
-    launch.set_defaults(run=launch_run)
-
-
 def launch_request(args: argparse.Namespace) -> Request:
     """The request that the command line of `launch` makes."""
-    from runner.runs.launch import Request
-
     return Request(
         job=args.job,
         env=args.env,
@@ -75,16 +43,17 @@ def launch_request(args: argparse.Namespace) -> Request:
 
 def launch_run(args: argparse.Namespace, console: Console) -> int:
     """`runner launch`: print the run's name, or, with --dry-run, the batch script."""
-    from runner.project import find_project
-    from runner.runs.launch import prepare
-
     project = find_project()
     sweep = None
     if args.sweep or args.at_once is not None:
         from runner.runs.sweep import parse  # slow, and most launches have no sweep
 
         sweep = parse(args.sweep, args.at_once)
-    make_image = image_maker(project, os.environ, console) if args.build and not args.dry_run else None
+    make_image = None
+    if args.build and not args.dry_run:
+        from runner.commands.build import image_maker
+
+        make_image = image_maker(project, os.environ, console)
     plan = prepare(launch_request(args), project, os.environ, console, make_image)
     tasks = _array_tasks(plan, args)
     if args.dry_run:
@@ -108,7 +77,7 @@ def launch_run(args: argparse.Namespace, console: Console) -> int:
         return _launch_sweep(plan, sweep, tasks, runs, args, console)
     from runner.runs.submit import submit
 
-    run = submit(plan, runs, sys.argv[1:], console, args.tag)
+    run = submit(plan, runs, args.typed, console, args.tag)
     console.say(f"{run.name}: job {run.job_id}, in {run.folder}")
     if not args.wait:
         console.say(f"next: runner logs -f {run.name}")
@@ -131,20 +100,15 @@ def _confirmed(plan: RunPlan, console: Console, *, yes: bool, runs: int) -> bool
     most = cost.most * runs
     if yes or limit is None or most <= limit:
         return True
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise RunnerError(
-            f"this launch may take {most:,.0f} GPU hours",
-            f"site {plan.site.name} requires confirmation above {limit:,}, and there is no terminal for the question",
-            "confirm with --yes, reduce the nodes or the time, or limit gpu_hours in [restart] of the job file",
-        )
-    console.say(f"site {plan.site.name} requires confirmation above {limit:,} GPU hours. Submit the job anyway? [y/N]")
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    what = f"this launch may take {most:,.0f} GPU hours; site {plan.site.name} requires confirmation above {limit:,}"
+    return console.confirm(
+        what, "confirm with --yes, reduce nodes or time, or limit gpu_hours in [restart] of the job file"
+    )
 
 
 def _wait(run: Run, console: Console) -> int:
     """Show the output on stderr until the run has ended, and return its exit code. Ctrl-C does not cancel the job."""
-    from runner.commands.console import LogFilter
-    from runner.runs.follow import Following, One, follow, result_code
+    from runner.runs.follow import Following, Tail, follow, result_code
     from runner.runs.schedulers.slurm_commands import SUBMIT
 
     printable = LogFilter()
@@ -155,7 +119,7 @@ def _wait(run: Run, console: Console) -> int:
 
     try:
         own = (run.folder / SUBMIT).is_file()  # a user's own batch script may have a file for errors too
-        status = follow(run, Following(run) if own else One(run.log), show, console)
+        status = follow(run, Following(run) if own else Tail(run.log), show, console)
     except KeyboardInterrupt:
         console.say(f"\n{run.name} keeps running; output: runner logs -f {run.name}; to end: runner cancel {run.name}")
         raise
@@ -207,25 +171,14 @@ def _values(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
             if shown is not None and (key.kind is int or shown) and key.kind is not dict and name != "environment":
                 words = " ".join(shown) if isinstance(shown, tuple) else str(shown).partition("\n")[0]
                 yield part, words, str(job.origins[name])
-    environment = plan.environment
-    for name, origin in environment.origins.items():
-        yield name, _of_environment(plan, name), str(origin)
+    values = plan.environment.values()
+    for name, origin in plan.environment.origins.items():
+        yield name, values.get(name, ""), str(origin)
     for name in ("scheduler", "gpu_request", "restart_by", "image_folder", "run_folder", "modules", "sbatch", "srun"):
         value = getattr(plan.site, name)
         if value:
             shown = " ".join(value) if isinstance(value, tuple) else str(value)
             yield f"site {name}", shown, str(plan.site.origins.get(name, plan.site.name))
-
-
-def _of_environment(plan: RunPlan, name: str) -> str:
-    environment = plan.environment
-    kind, _, key = name.partition(".")
-    if kind == "mounts":
-        return environment.mounts[int(key)].text() if key.isdigit() else ""
-    if kind in ("env", "annotations"):
-        return str(getattr(environment, kind).get(key, ""))
-    value = getattr(environment, kind, "")
-    return "" if value is None else str(value)
 
 
 def _columns(rows: tuple[tuple[str, str, str], ...]) -> Iterator[str]:
@@ -291,7 +244,7 @@ def _launch_sweep(
     """Start the runs; print the name of the sweep or array. With --wait, return the highest exit code."""
     from runner.runs.sweep import submit_sweep
 
-    name, made = submit_sweep(plan, sweep, runs, sys.argv[1:], console, args.tag, tasks)
+    name, made = submit_sweep(plan, sweep, runs, args.typed, console, args.tag, tasks)
     console.say(
         f"{name}: {len(made)} runs, {made[0].name} to {made[-1].name}, jobs {made[0].job_id} to {made[-1].job_id}"
     )

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from runner.commands.console import Console
-from runner.commands.options import Verbs, add_wide, runs_folder
+from runner.commands.options import Verbs, add_verb, runs_folder
 from runner.detection import find_site
 from runner.errors import RunnerError
 from runner.memory import megatron
@@ -28,45 +28,16 @@ from runner.project import find_project
 
 SHAPE_FLAGS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
                "intermediate_size", "vocab_size", "max_position_embeddings")  # fmt: skip
-STAGES = ("zero0", "zero1", "zero2", "zero3")
 WIDTHS = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    verb = subparsers.add_parser("memory", parents=[common])
-    verb.add_argument(
-        "model", nargs="?", metavar="MODEL", help="a config.json, a folder, or the name of a downloaded model"
-    )
-    verb.add_argument("--megatron", metavar="SIZE", help="Megatron GPT: 1.7B to 310.1B, or LAYERS,HIDDEN,HEADS")
-    verb.add_argument("--gpus", type=int, default=1, metavar="N", help="number of GPUs of the whole job (default: 1)")
-    verb.add_argument(
-        "--micro_batch", default="1,2,4,8,16", metavar="N[,N…]", help="sequences per GPU and forward pass"
-    )
-    verb.add_argument(
-        "--length", type=int, metavar="TOKENS", help="sequence length (default: 2048, but at most the model's maximum)"
-    )
-    presets = "presets or JSON files (default: zero0 to zero3)"
-    verb.add_argument("--deepspeed", default=",".join(STAGES), metavar="NAME|FILE[,…]", help=presets)
-    verb.add_argument(
-        "--accumulation", type=int, default=1, metavar="N", help="forward passes per optimizer step (default: 1)"
-    )
-    verb.add_argument(
-        "--dtype", choices=tuple(WIDTHS), default="bf16", help="type of weights and activations (default: bf16)"
-    )
-    verb.add_argument("--attention", choices=("sdpa", "flash_attention_2", "eager"), default="sdpa")
-    verb.add_argument("--activation_checkpointing", action="store_true", help="store only the input of each layer")
-    lora = "train with LoRA on all linear layers, and freeze the rest"
-    verb.add_argument("--lora_r", type=int, default=0, metavar="RANK", help=lora)
-    verb.add_argument("--gpu", metavar="NAME", help="H100, A100-80GB, L4 … (default: the site's GPU)")
-    verb.add_argument("--gpu_memory", metavar="SIZE", help="memory of one GPU, for example 80GiB")
-    verb.add_argument("--json", action="store_true", help="print JSON, with all sizes in bytes")
+    verb = add_verb(subparsers, common, "memory", "memory:show_memory")
     shape = verb.add_argument_group("shape of the model, in place of MODEL or of values in its config")
     shape.add_argument("--model_type", metavar="NAME", help="llama, gpt2, mistral, qwen2, gemma …")
     for name in SHAPE_FLAGS:
         shape.add_argument(f"--{name}", type=int, metavar="N")
     shape.add_argument("--tie_word_embeddings", action="store_const", const=True)
-    add_wide(verb)
-    verb.set_defaults(run=show_memory)
 
 
 def show_memory(args: argparse.Namespace, console: Console) -> int:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from runner.commands.console import Console, columns
 from runner.errors import RunnerError, nearest
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from runner.runs.job import Layer
+    from runner.runs.run import Run
     from runner.site import Site
 
-Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-DEFAULT_RECIPE = "ngc-deepspeed"
+Verbs: TypeAlias = "argparse._SubParsersAction[Any]"
 
 # argparse looks up translations of its messages. runner has none, and the lookup slows down short commands
 argparse._ = str  # type: ignore[attr-defined]
@@ -70,6 +72,40 @@ class Parser(argparse.ArgumentParser):
         raise RunnerError(f"{self._verb}: unknown option {whole!r}", why, "\n".join(fix), exit_code=2)
 
 
+def add_verb(
+    subparsers: Verbs, common: argparse.ArgumentParser, name: str, function: str, **settings: Any
+) -> argparse.ArgumentParser:
+    """Add a verb, or an action of a verb, with its arguments of options.toml.
+
+    `function` is MODULE:FUNCTION of runner.commands. The module is imported when the verb runs.
+    """
+    import tomllib
+
+    def run(args: argparse.Namespace, console: Console) -> int:
+        module, _, called = function.partition(":")
+        code: int = getattr(importlib.import_module(f"runner.commands.{module}"), called)(args, console)
+        return code
+
+    verb: argparse.ArgumentParser = subparsers.add_parser(name, parents=[common], **settings)
+    text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+    # only the table of the verb is parsed: the whole file takes milliseconds
+    rows = text.partition(f"\n[{'.'.join(verb.prog.split()[1:])}]\n")[2].partition("\n[")[0]
+    table = tomllib.loads(rows)
+    verb.usage = table.pop("usage", None)
+    for name in table.pop("include", ()):
+        SHARED[name](verb)
+    groups: dict[str, argparse._MutuallyExclusiveGroup] = {}
+    for names, given in table.items():
+        how = {"action": "store_true", "help": given} if isinstance(given, str) else given
+        how |= {"type": int} if "type" in how else {}
+        group = how.pop("one_of", None)
+        if group and group not in groups:
+            groups[group] = verb.add_mutually_exclusive_group()
+        (groups[group] if group else verb).add_argument(*names.split(), **how)
+    verb.set_defaults(run=run)
+    return verb
+
+
 def add_job(verb: argparse.ArgumentParser) -> None:
     """Add the arguments that select the job."""
     verb.add_argument(
@@ -109,6 +145,15 @@ def add_wide(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--wide", action="store_true", help="do not cut columns to the terminal's width")
 
 
+SHARED: dict[str, Callable[[argparse.ArgumentParser], None]] = {
+    "job": add_job,
+    "settings": add_settings,
+    "shell": partial(add_settings, shell=True),
+    "wide": add_wide,
+}
+"""options of several verbs, by the names that `include` has in options.toml"""
+
+
 def common_options() -> argparse.ArgumentParser:
     """The options that every verb takes."""
     common = argparse.ArgumentParser(add_help=False, allow_abbrev=False, formatter_class=Formatter)
@@ -132,3 +177,21 @@ def runs_folder(site: str | None) -> Path:
     from runner.project import find_project
 
     return find_site(site, os.environ)[0].runs(os.environ, find_project())
+
+
+def selected_runs(args: argparse.Namespace) -> list[Run]:
+    """The runs that RUN… or --since selects; by default the newest run."""
+    from datetime import datetime
+
+    from runner.runs.history import Filters, parse_since
+    from runner.runs.run import find_runs, list_runs
+
+    folder = runs_folder(args.site)
+    if args.since and args.runs:
+        what = f"{args.verb}: RUN and --since"
+        raise RunnerError(what, "each of them selects the runs", "leave out one", exit_code=2)
+    if args.since:
+        filters = Filters(since=parse_since(args.since, datetime.now().astimezone()))
+        return [run for run in list_runs(folder) if filters.passes_record(run)]
+    named = [run for word in args.runs or ["last"] for run in find_runs(word, folder)]
+    return list({run.folder: run for run in named}.values())

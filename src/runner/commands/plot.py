@@ -8,24 +8,11 @@ import sys
 from pathlib import Path
 
 from runner.commands.console import Console, columns
-from runner.commands.options import Verbs, runs_folder
+from runner.commands.options import runs_folder
 from runner.errors import RunnerError
-
-TYPE_CHECKING = False  # `typing` costs start-up time
-if TYPE_CHECKING:
-    from runner.runs.metrics import Curve
-    from runner.runs.plot import Style
-
-
-def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    plot = subparsers.add_parser("plot", parents=[common])
-    plot.add_argument("runs", nargs="*", metavar="RUN", help="name, job id, `last` (default) or path")
-    metrics = "keys of metrics.jsonl, each in its own plot (default: loss)"
-    plot.add_argument("--metric", default="loss", metavar="NAME[,NAME]", help=metrics)
-    plot.add_argument("--axis", choices=("step", "tokens", "hours"), default="step", help="the x axis (default: step)")
-    plot.add_argument("--png", metavar="FILE", help="write a PNG (needs matplotlib) and print its path")
-    plot.add_argument("--json", action="store_true", help="print the points as JSON")
-    plot.set_defaults(run=plot_runs)
+from runner.runs.metrics import Curve, read_curves
+from runner.runs.plot import Style
+from runner.runs.run import find_run
 
 
 def plot_runs(args: argparse.Namespace, console: Console) -> int:
@@ -55,8 +42,6 @@ def plot_runs(args: argparse.Namespace, console: Console) -> int:
 
 def _curves(args: argparse.Namespace, console: Console) -> list[Curve]:
     """The curves of all runs; one that lacks the metric is skipped with a warning, unless it is the only one."""
-    from runner.runs.metrics import read_curves
-
     metrics = tuple(dict.fromkeys(word.strip() for word in args.metric.split(",") if word.strip()))
     if not metrics:
         raise RunnerError(
@@ -79,8 +64,6 @@ def _curves(args: argparse.Namespace, console: Console) -> list[Curve]:
 
 def _named(args: argparse.Namespace) -> list[tuple[str, Path]]:
     """(name, metrics file) of each run. A folder with the metrics of a job that ran without runner works too."""
-    from runner.runs.run import find_run
-
     folder = runs_folder(args.site)
     found = []
     for word in dict.fromkeys(args.runs or ["last"]):

@@ -4,28 +4,15 @@ import argparse
 import os
 
 from runner.commands.console import Console
-from runner.commands.options import Verbs, add_job
 from runner.errors import RunnerError
-
-
-def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    prefetch = subparsers.add_parser(
-        "prefetch", parents=[common], usage="runner prefetch [JOB] [--env ENV] [--script SCRIPT] [options] [-- ARGS…]"
-    )
-    add_job(prefetch)
-    prefetch.add_argument("--engine", help="the container engine (default: the site's); host: this machine's Python")
-    prefetch.add_argument("--json", action="store_true", help="print a JSON object for each model and dataset")
-    prefetch.add_argument("--dry-run", action="store_true", help="print what would be downloaded, and its size")
-    prefetch.set_defaults(run=prefetch_job)
+from runner.machine import process
+from runner.project import find_project
+from runner.runs import prefetch
+from runner.runs.launch import Request
 
 
 def prefetch_job(args: argparse.Namespace, console: Console) -> int:
     """`runner prefetch`: print the folder of each model and dataset in the cache."""
-    from runner.machine import process
-    from runner.project import find_project
-    from runner.runs import prefetch
-    from runner.runs.launch import Request
-
     if not (args.job or args.script or args.rest):
         raise RunnerError(
             "prefetch: no job is given", "prefetch downloads the models and datasets that a job needs",

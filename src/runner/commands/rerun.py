@@ -4,36 +4,21 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
+from pathlib import Path
 
 from runner.commands.console import Console
-from runner.commands.options import Verbs, runs_folder
+from runner.commands.options import runs_folder
 from runner.errors import RunnerError
-
-TYPE_CHECKING = False  # `typing` costs start-up time
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from runner.project import Project
-    from runner.runs.rerun import Locked
-    from runner.runs.run import Run
-
-
-def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    rerun = subparsers.add_parser("rerun", parents=[common])
-    rerun.add_argument("lock", metavar="RUN|LOCK", help="a run, or the lock.toml of a run")
-    rerun.add_argument("--tag", action="append", default=[], help="a word for finding the run later; can be repeated")
-    rerun.add_argument("--parsable", action="store_true", help="print the job id instead of the run's name")
-    rerun.add_argument(
-        "--dry-run", action="store_true", help="print what still exists, what would be rebuilt, and what is lost"
-    )
-    rerun.set_defaults(run=run_again)
+from runner.machine import folders
+from runner.project import Project, find_project
+from runner.runs import rerun
+from runner.runs.rerun import Locked, code_from_git
+from runner.runs.run import Run
 
 
 def run_again(args: argparse.Namespace, console: Console) -> int:
     """`runner rerun`: print the new run's name."""
-    from runner.project import find_project
-    from runner.runs import rerun
-
     project = find_project()
     runs = runs_folder(args.site)
     locked = rerun.find(args.lock, runs)
@@ -66,14 +51,8 @@ def run_again(args: argparse.Namespace, console: Console) -> int:
 
 def _anew(locked: Locked, project: Project, runs: Path, args: argparse.Namespace, console: Console) -> Run:
     """Launch the lock's command line again, with the code of its commit."""
-    from dataclasses import replace
-    from pathlib import Path
-
     from runner.commands.launch import launch_request
-    from runner.machine import folders
-    from runner.runs import rerun
     from runner.runs.launch import prepare
-    from runner.runs.rerun import code_from_git
     from runner.runs.secrets import HIDDEN
     from runner.runs.submit import submit
 

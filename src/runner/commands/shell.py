@@ -5,36 +5,26 @@ import os
 import sys
 from pathlib import Path
 
-from runner.commands.build import image_maker
 from runner.commands.console import Console
-from runner.commands.options import Verbs, add_settings, settings
-
-
-def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    shell = subparsers.add_parser("shell", parents=[common], usage="runner shell [ENV|RUN] [options] [-- COMMAND…]")
-    shell.add_argument("where", nargs="?", metavar="ENV|RUN", help="what to open (default: the project's environment)")
-    add_settings(shell, shell=True)
-    shell.add_argument("--build", action="store_true", help="build and import the image first if it is missing")
-    shell.add_argument(
-        "--trace", metavar="FILE", help="write what COMMAND reads of the image, for runner import --trace"
-    )
-    shell.add_argument("--dry-run", action="store_true", help="print the command; run nothing")
-    shell.set_defaults(run=open_shell)
+from runner.commands.options import settings
+from runner.machine import process
+from runner.project import find_project
+from runner.runs import shell
 
 
 def open_shell(args: argparse.Namespace, console: Console) -> int:
     """`runner shell`: run a prompt or a command, and return its exit code."""
-    from runner.machine import process
-    from runner.project import find_project
-    from runner.runs import shell
-
     project = find_project()
     request = shell.ShellRequest(
         where=args.where, command=args.rest, site=args.site, given=settings(args),
         engine=args.engine or ("sandbox" if args.trace else None),
         terminal=sys.stdin.isatty() and sys.stdout.isatty(),
     )  # fmt: skip
-    make_image = image_maker(project, os.environ, console) if args.build else None
+    make_image = None
+    if args.build:
+        from runner.commands.build import image_maker
+
+        make_image = image_maker(project, os.environ, console)
     with shell.prepared(request, project, os.environ, console, dry_run=args.dry_run, make_image=make_image) as call:
         if args.dry_run:
             console.answer(call.text)

@@ -5,37 +5,20 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Sequence
+from datetime import datetime
 
 from runner.commands.console import Console
-from runner.commands.options import Verbs, add_wide, runs_folder
-
-TYPE_CHECKING = False  # `typing` costs start-up time
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from runner.runs.run import Run
-    from runner.runs.status import RunStatus
+from runner.commands.options import runs_folder
+from runner.runs.run import Run, find_runs, list_runs
+from runner.runs.status import RunStatus, ask, watch
 
 _NEWEST = 20
 _CLEAR = "\x1b[H\x1b[J"  # to the top left, and clear everything below
 
 
-def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    status = subparsers.add_parser("status", parents=[common])
-    status.add_argument("--json", action="store_true", help="print JSON")
-    watch = subparsers.add_parser("watch", parents=[common])
-    named = f"name, sweep, job id, `last` or path (default: the newest {_NEWEST})"
-    for parser, function in ((status, show_status), (watch, watch_status)):
-        parser.add_argument("runs", nargs="*", metavar="RUN", help=named)
-        add_wide(parser)
-        parser.add_argument("--all", action="store_true", help=f"all runs, not only the newest {_NEWEST}")
-        parser.set_defaults(run=function)
-
-
 def chosen_runs(args: argparse.Namespace, console: Console) -> list[Run]:
     """The named runs, or else the newest ones. Prints a hint if there are none."""
-    from runner.runs.run import find_runs, list_runs
-
     folder = runs_folder(args.site)
     if args.runs:
         return [run for word in args.runs for run in find_runs(word, folder)]
@@ -47,8 +30,6 @@ def chosen_runs(args: argparse.Namespace, console: Console) -> list[Run]:
 
 def show_status(args: argparse.Namespace, console: Console) -> int:
     """`runner status`: one line per run."""
-    from runner.runs.status import ask
-
     found = ask(chosen_runs(args, console))
     if args.json:
         console.answer_json([each.record() for each in found])
@@ -64,8 +45,6 @@ def show_status(args: argparse.Namespace, console: Console) -> int:
 
 def watch_status(args: argparse.Namespace, console: Console) -> int:
     """`runner watch`: update the table in place on a terminal; elsewhere, print a new table after each change."""
-    from runner.runs.status import watch
-
     live = sys.stdout.isatty()
     before: list[object] = []
 
@@ -136,8 +115,6 @@ def _gpu_hours(found: Sequence[RunStatus]) -> list[tuple[str, list[str]]]:
 
 
 def _progress(status: RunStatus) -> tuple[str, str, str, str]:
-    from datetime import datetime
-
     progress = status.progress
     if progress is None:
         return "", "", "", ""

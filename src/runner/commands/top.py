@@ -5,32 +5,20 @@ from __future__ import annotations
 import argparse
 
 from runner.commands.console import Console
-from runner.commands.options import Verbs, runs_folder
+from runner.commands.options import runs_folder
 from runner.errors import RunnerError
-
-TYPE_CHECKING = False  # `typing` costs start-up time
-if TYPE_CHECKING:
-    from runner.runs.attempt import NodeUsage
-    from runner.runs.status import RunStatus
-
-
-def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    top = subparsers.add_parser("top", parents=[common])
-    top.add_argument("run_word", metavar="RUN", nargs="?", help="name, job id, `last` or path (default: last)")
-    top.add_argument("--json", action="store_true", help="print JSON")
-    top.set_defaults(run=show_top)
+from runner.machine import files
+from runner.runs.attempt import NodeUsage
+from runner.runs.run import find_run
+from runner.runs.status import RunStatus, ask
 
 
 def show_top(args: argparse.Namespace, console: Console) -> int:
     """`runner top`: one line per node, from the newest sample of each."""
-    from runner.machine import files
-    from runner.runs.run import find_run
-    from runner.runs.status import ask
-
     status = ask([find_run(args.run_word or "last", runs_folder(args.site))])[0]
     attempt = status.run.newest
     found: tuple[NodeUsage, ...] = ()
-    if attempt is not None and attempt.exit_code is None and (status.active or status.state == "UNKNOWN"):
+    if attempt is not None and attempt.exit_code is None and status.may_be_active:
         with files.explained(f"read {attempt.folder}/usage"):
             found = attempt.usage
     if not found:

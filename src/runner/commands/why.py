@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from runner.commands.console import Console
-from runner.commands.options import Verbs, runs_folder
+from runner.commands.options import runs_folder
 from runner.errors import RunnerError
-
-TYPE_CHECKING = False  # `typing` costs start-up time
-if TYPE_CHECKING:
-    from runner.runs.why.explain import Answer
+from runner.runs.run import find_run
+from runner.runs.why import explain
+from runner.runs.why.cause import all_causes
+from runner.runs.why.explain import Answer
 
 _LINE = 300  # longest part of an evidence line to show, in characters; --json prints it whole
 _LISTED = ("code", "kind", "says", "explanation", "fix")
 
 
-def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    why = subparsers.add_parser(
-        "why", parents=[common], usage="runner why [RUN | --log FILE… | --list [CAUSE]] [--json]"
-    )
-    why.add_argument("run_word", metavar="RUN", nargs="?", help="name, job id, `last` or path (default: last)")
-    why.add_argument("--log", nargs="+", metavar="FILE", help="the log of a job that runner did not start")
-    listed = "list all causes, or explain CAUSE; a part of a name is enough"
-    why.add_argument("--list", nargs="?", const="", metavar="CAUSE", help=listed)
-    why.add_argument("--json", action="store_true", help="print JSON")
-    why.set_defaults(run=show_why)
-
-
 def show_why(args: argparse.Namespace, console: Console) -> int:
     """`runner why`: print the cause, its evidence and the fix. Exit code 1 if no cause is known."""
-    from pathlib import Path
-
-    from runner.runs.why import explain
-
     if args.list is not None:
         return _list(args.list, console, json=args.json)
     if args.log and args.run_word:
@@ -44,21 +29,17 @@ def show_why(args: argparse.Namespace, console: Console) -> int:
     if args.log:
         answer = explain.explain_logs([Path(name) for name in args.log])
     else:
-        from runner.runs.run import find_run
-
         answer = explain.explain_run(find_run(args.run_word or "last", runs_folder(args.site)))
     if args.json:
         console.answer_json(answer.record())
     else:
-        for line in _lines(answer):
+        for line in answer_lines(answer):
             console.line(line)
     return 0 if answer.known else 1
 
 
 def _list(word: str, console: Console, *, json: bool) -> int:
     """Print the causes whose code or description contains the word; a single cause with its reason and fix."""
-    from runner.runs.why.cause import all_causes
-
     found = [cause for cause in all_causes() if word.lower() in f"{cause.code} {cause.says}".lower()]
     found = [cause for cause in found if cause.code == word] or found
     if not found:
@@ -76,7 +57,8 @@ def _list(word: str, console: Console, *, json: bool) -> int:
     return 0
 
 
-def _lines(answer: Answer) -> list[str]:
+def answer_lines(answer: Answer) -> list[str]:
+    """The answer as text, for people."""
     shown = [f"{answer.subject}: {answer.state}" if answer.state else answer.subject]
     if answer.cause is not None:
         shown += _cause_lines(answer)

@@ -60,6 +60,7 @@ def diagnose(site: Site, environ: Mapping[str, str]) -> tuple[Diagnosis, ...]:
         partial(storage.quota, site, environ),
         partial(storage.striping, site, environ),
         partial(storage.run_folder, site, environ),
+        partial(storage.network, site, environ),
         partial(storage.credentials, environ),
         partial(storage.registry_logins, environ),
         partial(storage.hugging_face, environ),
@@ -74,7 +75,7 @@ def _not_needed(found: Sequence[Diagnosis], site: Site, engine: str) -> set[str]
     # runner writes squashfs files itself; the other programs are needed only in special cases, whose errors name them
     names = {"mksquashfs", "mmdebstrap", "logins"}
     if site.is_local:
-        names |= {"slurm", "srun plugins", "clock", "quota"}
+        names |= {"slurm", "srun plugins", "clock", "quota", "network"}
     if "podman" in ok or "docker" in ok:
         names |= {"podman", "docker"} - {engine}
     names |= {"enroot", "apptainer"} - {engine}

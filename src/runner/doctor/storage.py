@@ -14,7 +14,8 @@ from runner.doctor.machine import Diagnosis
 from runner.errors import RunnerError
 from runner.expansion import expand
 from runner.images.sources.registry.credentials import auth_files, enroot_file
-from runner.machine import probe, process
+from runner.machine import files, probe, process
+from runner.project import find_project
 from runner.site import Site
 
 _SECONDS = 1.5
@@ -104,6 +105,35 @@ def striping(site: Site, environ: Mapping[str, str]) -> Diagnosis:
         return Diagnosis("striping", "ok", f"{folder}: large files are striped")
     text = f"{folder}: each image is stored on a single storage server, from which all nodes read"
     return Diagnosis("striping", "wrong", text, fix)
+
+
+_SLOW = 0.7  # of what the site promises
+
+
+def network(site: Site, environ: Mapping[str, str]) -> Diagnosis:
+    """The newest result of the job `network` on this site: the run, its time, the speed and the slowest pair."""
+    again = "runner launch network --nodes 2"
+    try:
+        paths = site.runs(environ, find_project()).glob("network-*/network.json")
+    except RunnerError as error:
+        return Diagnosis("network", "missing", f"{error.what}: {error.why}", error.fix)
+    for path in sorted(paths, key=lambda path: files.modified(path) or 0.0, reverse=True):
+        try:
+            if json.loads(files.text_of(path.with_name("run.json")))["site"] != site.name:
+                continue
+            found = json.loads(files.text_of(path))
+            speed = max(row["node"] for row in found["results"] if row["operation"] == "all-reduce")
+            pair, count, when = found["pair"], len(found["nodes"]), str(found["time"])[:16]
+            slowest = f"slowest pair {' - '.join(pair['nodes'])}: {pair['node']:.3g} GB/s, {pair['why']}"
+            slow = bool(pair["slow"])
+        except (ValueError, KeyError, TypeError):  # damaged, not ours, or of a single node
+            continue
+        share = speed * 8 / site.network_gbps if site.network_gbps else None
+        promised = "" if share is None else f" ({share:.0%} of what the site promises)"
+        text = f"{path.parent.name}, {when} UTC, {count} nodes: {speed:.3g} GB/s per node{promised}; {slowest}"
+        slow = slow or (share is not None and share < _SLOW)
+        return Diagnosis("network", "wrong" if slow else "ok", text, f"tell an admin, or measure: {again}" * slow)
+    return Diagnosis("network", "missing", f"not measured on {site.name} yet", again)
 
 
 _NEARLY = 0.95

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from runner.errors import RunnerError, unknown
 from runner.expansion import parts
@@ -156,7 +156,7 @@ def layer_of(document: Document) -> Layer:
     refuse_unknown_keys(document, (), KEYS, "EDF")
     base = document.get("base_environment")
     bases = (typed(document, ("base_environment",), str, ""),) if not isinstance(base, list) else ()
-    annotations = _annotations(document)
+    annotations, mounts = _annotations(document), strings(document, ("mounts",))
     layer = Layer(
         document=document,
         bases=tuple(name for name in bases or strings(document, ("base_environment",)) if name),
@@ -164,17 +164,15 @@ def layer_of(document: Document) -> Layer:
         workdir=typed(document, ("workdir",), str),
         entrypoint=typed(document, ("entrypoint",), bool),
         writable=typed(document, ("writable",), bool),
-        mounts=tuple(
-            parse_mount(_checked(document, text, "mounts", str(index)), str(document.place("mounts", str(index))))
-            for index, text in enumerate(strings(document, ("mounts",)))
-        ),
+        mounts=(),
         env=string_table(document, ("env",)),
         annotations={name: document.get(*keys) for name, keys in annotations.items()},
         annotation_keys=annotations,
         devices=strings(document, ("devices",)),
     )
-    _check_texts(layer)
-    return layer
+    _check_texts(document)
+    places = (str(document.place("mounts", str(index))) for index in range(len(mounts)))
+    return layer._replace(mounts=tuple(map(parse_mount, mounts, places)))
 
 
 def _annotations(document: Document) -> dict[str, Keys]:
@@ -197,35 +195,43 @@ def _leaves(document: Document, keys: Keys) -> Iterator[Keys]:
         if isinstance(value, dict):
             yield from _leaves(document, (*keys, name))
         elif isinstance(value, str):
-            _checked(document, value, *keys, name)
             yield (*keys, name)
         else:
             raise wrong_type(document, (*keys, name), "text")
 
 
-def _check_texts(layer: Layer) -> None:
-    for key in ("image", "workdir"):
-        _checked(layer.document, getattr(layer, key) or "", key)
-    for index, device in enumerate(layer.devices):
-        _checked(layer.document, device, "devices", str(index))
-    for name, value in layer.env.items():
-        _checked(layer.document, value, "env", name)
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", name):
+def texts(document: Document) -> Iterator[tuple[Keys, str]]:
+    """(keys, text) of each text in which engines expand variables."""
+
+    def walk(keys: Keys, value: Any) -> Iterator[tuple[Keys, str]]:
+        if isinstance(value, str):
+            yield keys, value
+        elif isinstance(value, Mapping):
+            for name, inner in value.items():
+                yield from walk((*keys, name), inner)
+        elif isinstance(value, list):
+            for index, inner in enumerate(value):
+                yield from walk((*keys, str(index)), inner)
+
+    for key in KEYS:
+        if key != "base_environment" and key in document.data:
+            yield from walk((key,), document.data[key])
+
+
+def _check_texts(document: Document) -> None:
+    """Raise RunnerError for an invalid variable reference, a NUL byte, or a wrong name in [env]."""
+    for keys, text in texts(document):
+        place, field = document.place(*keys), ".".join(keys)
+        if "\0" in text:
             raise RunnerError(
-                f"{layer.document.place('env', name)}: {name!r} is not a variable name",
+                f"{place}: {field} contains a NUL byte",
+                "the arguments and variables of a program cannot contain NUL",
+                "remove the NUL byte; put binary data into a file and mount it",
+            )
+        parts(text, f"{field} ({place})")
+        if keys[0] == "env" and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", keys[1]):
+            raise RunnerError(
+                f"{place}: {keys[1]!r} is not a variable name",
                 "a name consists of letters, digits, `_`, `.` and `-`, and does not begin with a digit",
                 'write NAME = "value"',
             )
-
-
-def _checked(document: Document, text: str, *keys: str) -> str:
-    """The text, unchanged. Raises RunnerError for an invalid variable reference or a NUL byte."""
-    place = document.place(*keys)
-    if "\0" in text:
-        raise RunnerError(
-            f"{place}: {'.'.join(keys)} contains a NUL byte",
-            "the arguments and variables of a program cannot contain NUL",
-            "remove the NUL byte; put binary data into a file and mount it",
-        )
-    parts(text, f"{'.'.join(keys)} ({place})")
-    return text

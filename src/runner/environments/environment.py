@@ -18,6 +18,7 @@ from runner.site import Origin, Site
 
 MAXIMUM_LEVELS = 10  # of base_environment. Source: CSCS documentation, software/container-engine/edf.md (2026-08-20)
 DEFAULT = Origin("default")
+_SINGLE = ("image", "workdir", "entrypoint", "writable")
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,15 @@ class Environment:
         """Whether the image is a path. Otherwise, it is a name in a registry or in an engine's storage."""
         return self.image.startswith(("/", ".")) or re.match(r"\$\{[^{}]*\}/", self.image) is not None
 
+    def values(self) -> dict[str, str]:
+        """Each value as text, by the name that it has in `origins`."""
+        switches = {name: str(getattr(self, name)).lower() for name in ("entrypoint", "writable")}
+        lists = {"mounts": [mount.text() for mount in self.mounts], "devices": self.devices}
+        items = {f"{key}.{index}": text for key, texts in lists.items() for index, text in enumerate(texts)}
+        tables = {"env": self.env, "annotations": self.annotations}
+        items |= {f"{key}.{name}": text for key, table in tables.items() for name, text in table.items()}
+        return {"image": self.image, "workdir": self.workdir or "", **switches, **items}
+
 
 @dataclass(frozen=True)
 class Attachment:
@@ -76,62 +86,42 @@ class Attachment:
 
 
 def load_environment(name: str, project: Project, environ: Mapping[str, str]) -> Environment:
-    """Load an environment by name or path, and merge its base environments. Raises RunnerError for any error."""
+    """Load an environment by name or path, and merge its base environments. Raises RunnerError for any error.
+
+    The last value wins; lists keep each distinct entry.
+    """
     layers = tuple(_layers(find_edf(name, project, environ), project, environ, ()))
     path = layers[-1].document.path
-    merged = _Merged()
+    values: dict[str, Any] = {}
+    lists: dict[str, list[Any]] = {"mounts": [], "devices": []}
+    tables: dict[str, dict[str, str]] = {"env": {}, "annotations": {}}
+    origins = dict.fromkeys(_SINGLE, DEFAULT)
+    replaced: dict[str, tuple[Origin, ...]] = {}
+
+    def note(field: str, origin: Origin) -> None:
+        before = origins.get(field, DEFAULT)
+        if before is not DEFAULT:
+            replaced[field] = (*replaced.get(field, ()), before)
+        origins[field] = origin
+
     for layer in layers:
-        merged.add(layer)
-    values = merged.values
-    return Environment(
-        name=path.stem,
-        path=path,
-        image=values.get("image", ""),
-        workdir=values.get("workdir") or None,  # "" resets the workdir of a base environment
-        entrypoint=values.get("entrypoint", False),
-        writable=values.get("writable", True),
-        env=merged.tables["env"],
-        annotations=merged.tables["annotations"],
-        mounts=tuple(merged.lists["mounts"]),
-        devices=tuple(merged.lists["devices"]),
-        origins=merged.origins,
-        replaced={field: tuple(origins) for field, origins in merged.replaced.items()},
-    )
-
-
-class _Merged:
-    """The merged layers: the last value wins; lists keep each distinct entry."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
-        self.lists: dict[str, list[Any]] = {"mounts": [], "devices": []}
-        self.tables: dict[str, dict[str, str]] = {"env": {}, "annotations": {}}
-        self.origins: dict[str, Origin] = {key: DEFAULT for key in ("image", "workdir", "entrypoint", "writable")}
-        self.replaced: dict[str, list[Origin]] = {}
-
-    def add(self, layer: Layer) -> None:
-        """Merge one more file, which overrides those before it."""
-        for key in ("image", "workdir", "entrypoint", "writable"):
+        for key in _SINGLE:
             if (value := getattr(layer, key)) is not None:
-                self.values[key] = value
-                self._from(key, layer.origin(key))
-        for key, present in self.lists.items():
+                values[key] = value
+                note(key, layer.origin(key))
+        for key, present in lists.items():
             for index, entry in enumerate(getattr(layer, key)):
                 if entry not in present:
-                    self._from(f"{key}.{len(present)}", layer.origin(key, str(index)))
+                    note(f"{key}.{len(present)}", layer.origin(key, str(index)))
                     present.append(entry)
-        for name, value in layer.env.items():
-            self.tables["env"][name] = value
-            self._from(f"env.{name}", layer.origin("env", name))
-        for name, value in layer.annotations.items():
-            self.tables["annotations"][name] = value
-            self._from(f"annotations.{name}", layer.origin(*layer.annotation_keys[name]))
-
-    def _from(self, field: str, origin: Origin) -> None:
-        before = self.origins.get(field, DEFAULT)
-        if before is not DEFAULT:
-            self.replaced.setdefault(field, []).append(before)
-        self.origins[field] = origin
+        for key, table in tables.items():
+            for entry, text in getattr(layer, key).items():
+                table[entry] = text
+                keys = layer.annotation_keys[entry] if key == "annotations" else (key, entry)
+                note(f"{key}.{entry}", layer.origin(*keys))
+    values = {"image": "", **values, **tables, **{key: tuple(entries) for key, entries in lists.items()}}
+    values["workdir"] = values.get("workdir") or None  # "" resets the workdir of a base environment
+    return Environment(path.stem, path, **values, origins=origins, replaced=replaced)
 
 
 def _layers(path: Path, project: Project, environ: Mapping[str, str], above: tuple[Path, ...]) -> Iterator[Layer]:
@@ -187,7 +177,7 @@ def emit_edf(
         lines.append(f"devices = [{', '.join(map(quoted, environment.devices))}]{remark('devices.0')}")
     if environment.env:
         lines += ["", "[env]"]
-        lines += [f"{_key(name)} = {quoted(value)}{remark(f'env.{name}')}" for name, value in environment.env.items()]
+        lines += [f"{toml_key(name)} = {quoted(text)}{remark(f'env.{name}')}" for name, text in environment.env.items()]
     if environment.annotations:
         lines += ["", "[annotations]"]
         lines += [f"{line}{remark(f'annotations.{name}')}" for name, line in _annotation_lines(environment.annotations)]
@@ -204,11 +194,12 @@ def _annotation_lines(annotations: Mapping[str, str]) -> Iterator[tuple[str, str
         # a TOML key cannot be both a string and a table: if one name is a prefix of another, quote the longer one as a
         # whole
         clash = any(name.startswith(f"{other}.") for other in annotations)
-        key = quoted(name) if clash else ".".join(_key(part) for part in name.split("."))
+        key = quoted(name) if clash else ".".join(toml_key(part) for part in name.split("."))
         yield name, f"{key} = {quoted(value)}"
 
 
-def _key(name: str) -> str:
+def toml_key(name: str) -> str:
+    """Text as a key of TOML."""
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else quoted(name)
 
 

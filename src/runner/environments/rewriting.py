@@ -149,15 +149,13 @@ def _candidates(text: str, data: dict[str, Any], change: Change) -> Iterator[str
     elif isinstance(change, Rename):
         yield _renamed(sections, change)
     elif isinstance(change, Unset):
-        yield "".join(
-            _removed(section, change) for section in sections if section.header[: len(change.keys)] != change.keys
-        )
+        yield "".join(_edited(each, change) for each in sections if each.header[: len(change.keys)] != change.keys)
     elif there is None and change.keys[-1] != APPEND:
         yield from _added(sections, change)
     elif change.keys[-1] == APPEND and all(_value(section.data, change.keys[:-1]) is None for section in sections):
         yield from _added(sections, Set(change.keys[:-1], (str(change.value),)))
     else:
-        yield "".join(_assigned(section, change) for section in sections)
+        yield "".join(_edited(section, change) for section in sections)
 
 
 def _sections(text: str) -> Iterator[_Section]:
@@ -179,19 +177,22 @@ def _lines(text: str) -> list[str]:
     return re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
-def _assigned(section: _Section, change: Set) -> str:
-    """The section with the value replaced, or appended to an array."""
+def _edited(section: _Section, change: Set | Unset) -> str:
+    """The section with the value replaced, appended to an array, or removed."""
     import tomlkit
 
-    if _value(section.data, change.keys[:-1] if change.keys[-1] == APPEND else change.keys) is None:
+    *above, last = change.keys
+    if _value(section.data, above if last == APPEND else change.keys) is None:
         return section.text
     document = tomlkit.parse(section.text)
-    *above, last = change.keys
     inner = _value(document, above)
-    if last == APPEND:
+    place = int(last) if isinstance(inner, list) and last != APPEND else last
+    if isinstance(change, Unset):
+        del inner[place]
+    elif last == APPEND:
         inner.append(change.value)
     else:
-        inner[int(last) if isinstance(inner, list) else last] = _item(change.value)
+        inner[place] = _item(change.value)
     return tomlkit.dumps(document)
 
 
@@ -251,19 +252,6 @@ def _appended(text: str, line: str) -> str:
     body = text.rstrip()
     blank = text[len(body) :].partition("\n")[2]
     return f"{body}\n{line}{blank}" if body else f"{line}\n{blank}" if blank else line
-
-
-def _removed(section: _Section, change: Unset) -> str:
-    """The section without the path, and without dotted tables that this empties."""
-    import tomlkit
-
-    if _value(section.data, change.keys) is None:
-        return section.text
-    document = tomlkit.parse(section.text)
-    *above, last = change.keys
-    inner = _value(document, above)
-    del inner[int(last) if isinstance(inner, list) else last]
-    return tomlkit.dumps(document)
 
 
 def _renamed(sections: Sequence[_Section], change: Rename) -> str:

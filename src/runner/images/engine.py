@@ -92,7 +92,7 @@ def _configuration(environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[st
 
     Keys that the user or the admin has set are kept.
     """
-    wanted = needed_settings(_has_resource_capability(), *_open_file_limits(), _is_hybrid())
+    wanted = needed_settings(_has_resource_capability(), *resource.getrlimit(resource.RLIMIT_NOFILE), _is_hybrid())
     own = read_configuration(environ)
     missing = [(table, key, value, why) for table, key, value, why in wanted if key not in own.get(table, {})]
     if not missing:
@@ -192,10 +192,6 @@ def _has_resource_capability() -> bool:
     status = Path("/proc/self/status").read_text()
     effective = next(line for line in status.splitlines() if line.startswith("CapEff:"))
     return bool(int(effective.split()[1], 16) >> _CAP_SYS_RESOURCE & 1)
-
-
-def _open_file_limits() -> tuple[int, int]:
-    return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 def _is_hybrid() -> bool:

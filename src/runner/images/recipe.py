@@ -14,11 +14,8 @@ from runner.located_toml import Document, read_toml, refuse_unknown_keys, string
 from runner.machine import probe, process
 from runner.project import Project
 
-_KEYS = (
-    *("summary", "containerfile", "platforms", "context", "python", "torch", "pins"),
-    *("base", "build_args", "variants"),
-)
 _VARIANT_KEYS = ("base", "pins", "python", "torch", "build_args")
+_KEYS = (*_VARIANT_KEYS, "summary", "containerfile", "platforms", "context", "variants")
 
 
 @dataclass(frozen=True)

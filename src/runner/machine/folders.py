@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -82,6 +80,8 @@ def copy(names: Iterable[str], source: Path, target: Path, *, link: bool = False
 
     With `link`, make hard links if the file system supports them.
     """
+    import shutil  # `runner-importer get` does not need it
+
     made: set[Path] = set()
     try:
         for name in names:
@@ -123,6 +123,8 @@ def move(folder: Path, target: Path) -> None:
 
 def remove(folder: Path) -> None:
     """Remove a folder that runner created, with all its content, and ignore errors."""
+    import shutil
+
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -146,6 +148,8 @@ def open_to_others(folder: Path) -> bool:
 @contextmanager
 def temporary(prefix: str, parent: Path | None = None) -> Iterator[Path]:
     """A new, private folder below `parent` (default: TMPDIR), which is removed on exit."""
+    import tempfile
+
     with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as folder:
         yield Path(folder)
 

@@ -10,21 +10,18 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from threading import Thread
+from typing import IO, Any, NamedTuple, Protocol
 
 from runner.errors import RunnerError
 
 # Debian's package for each program, for error messages
 PACKAGES = {
-    "podman": "podman",
-    "docker": "docker.io",
-    "skopeo": "skopeo",
+    **{name: name for name in ("podman", "skopeo", "squashfuse", "mmdebstrap", "git")},
     **dict.fromkeys(("mksquashfs", "unsquashfs"), "squashfs-tools"),
-    "squashfuse": "squashfuse",
-    "bwrap": "bubblewrap",
-    "mmdebstrap": "mmdebstrap",
     **dict.fromkeys(("sbatch", "srun", "squeue", "scancel"), "slurm-client"),
-    "git": "git",
+    "docker": "docker.io",
+    "bwrap": "bubblewrap",
 }
 
 
@@ -70,12 +67,29 @@ def _found(program: str, env: Mapping[str, str]) -> str:
     return path or program
 
 
+def start(argv: Sequence[str], env: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[Any]:
+    """Start a program with `env` added to the environment, and without input unless `options`, of Popen, have one.
+
+    Raises RunnerError if it is missing or cannot be started.
+    """
+    whole = environment(env)
+    given = {"stdin": subprocess.DEVNULL, "executable": _found(argv[0], whole), **options}
+    try:
+        return subprocess.Popen(tuple(argv), env=whole, **given)
+    except OSError as error:
+        raise _cannot_start(argv[0], error) from error
+
+
+_TEXT: dict[str, Any] = {"text": True, "errors": "replace"}
+
+
 def run(
     argv: Sequence[str],
     *,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     text_input: str | None = None,
+    stdin: Path | None = None,
     check: bool = True,
     timeout_seconds: float | None = None,
     own_session: bool = False,
@@ -86,19 +100,20 @@ def run(
     """
     whole = environment(env)
     try:
-        done = subprocess.run(
-            tuple(argv),
-            executable=_found(argv[0], whole),
-            env=whole,
-            cwd=cwd,
-            input=text_input,
-            stdin=subprocess.DEVNULL if text_input is None else None,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_seconds,
-            start_new_session=own_session,
-        )
+        with open(stdin or os.devnull, "rb") as source:  # noqa: PTH123 (Path is slower)
+            done = subprocess.run(
+                tuple(argv),
+                executable=_found(argv[0], whole),
+                env=whole,
+                cwd=cwd,
+                input=text_input,
+                stdin=source if text_input is None else None,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=timeout_seconds,
+                start_new_session=own_session,
+            )
     except subprocess.TimeoutExpired as error:
         raise RunnerError(
             f"{argv[0]} did not answer",
@@ -132,18 +147,7 @@ class Started:
 
     def __init__(self, argv: Sequence[str]) -> None:
         self.argv = tuple(argv)
-        try:
-            self._child = subprocess.Popen(
-                self.argv,
-                executable=_found(argv[0], os.environ),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-            )
-        except OSError as error:
-            raise _cannot_start(argv[0], error) from error
+        self._child = start(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **_TEXT)
 
     def finish(self) -> Completed:
         """Wait until it has ended, and return its output."""
@@ -167,24 +171,14 @@ def follow(
     *,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
+    grace_seconds: float = 5.0,
 ) -> int:
     """Run a program, pass on each line of its stdout and stderr as it arrives, and return the exit code.
 
-    On an exception, including Ctrl-C, the process group is ended before it propagates.
+    On an exception, including Ctrl-C, the process group is ended before it propagates, after the grace period by force.
     """
-    whole = environment(env)
-    child = subprocess.Popen(
-        tuple(argv),
-        executable=_found(argv[0], whole),
-        env=whole,
-        cwd=cwd,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
+    outputs = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **_TEXT}
+    child = start(argv, env, cwd=cwd, start_new_session=True, **outputs)
     assert child.stdout is not None
     try:
         with child.stdout as output:
@@ -192,7 +186,7 @@ def follow(
                 line(raw.rstrip("\n"))
         return child.wait()
     except BaseException:
-        end_group(child.pid)
+        end_group(child.pid, grace_seconds)
         child.wait()
         raise
 
@@ -222,8 +216,7 @@ def attached(argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: 
 
     The exit code is 128 + N for a program that was ended by signal N, as in shells.
     """
-    whole = environment(env)
-    child = subprocess.Popen(tuple(argv), executable=_found(argv[0], whole), env=whole, cwd=cwd)
+    child = start(argv, env, cwd=cwd, stdin=None)
     while True:
         try:
             code = child.wait()
@@ -232,16 +225,75 @@ def attached(argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: 
             continue  # the terminal sent Ctrl-C to the program too, which decides what to do
 
 
-def detached(argv: Sequence[str], log: Path, *, cwd: Path) -> int:
+def detached(argv: Sequence[str], log: Path, *, cwd: Path, env: Mapping[str, str] | None = None) -> int:
     """Start a program that outlives this process, append its output to `log`, and return its process id."""
     with log.open("ab") as output:
-        child = subprocess.Popen(
-            tuple(argv),
-            executable=_found(argv[0], os.environ),
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    return child.pid
+        return start(argv, env, cwd=cwd, stdout=output, stderr=subprocess.STDOUT, start_new_session=True).pid
+
+
+class Output(Protocol):
+    """Where output goes, such as sys.stdout.buffer."""
+
+    def write(self, data: bytes, /) -> object: ...
+    def flush(self) -> object: ...
+
+
+class Marked:
+    """A program whose output counts only after a mark: `head` is what follows the mark on its line of stdout.
+
+    With `terminal`, it gets this terminal as input, and Ctrl-C with it. Otherwise it reads nothing, unless `reads`.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        mark: bytes,
+        outputs: tuple[Output, Output],
+        *,
+        terminal: bool,
+        reads: bool,
+    ) -> None:
+        self.mark, self.head, self.noise = mark, "", ""
+        stdin = None if terminal or reads else subprocess.DEVNULL
+        pipe = subprocess.PIPE
+        self._child = subprocess.Popen(argv, stdin=stdin, stdout=pipe, stderr=pipe, start_new_session=not terminal)
+        ends = zip((self._child.stdout, self._child.stderr), outputs, strict=True)
+        self._pumps = [Thread(target=self._pump, args=each, daemon=True) for each in ends]
+        for pump in self._pumps:
+            pump.start()
+
+    def _pump(self, source: IO[bytes], output: Output) -> None:
+        before, begun = b"", False
+        try:
+            while piece := os.read(source.fileno(), 1 << 16):
+                if not begun:
+                    before += piece
+                    _, begun_here, after = before.partition(self.mark)
+                    head, end, piece = after.partition(b"\n")
+                    if not (begun_here and end):
+                        continue
+                    begun = True
+                    if head.strip():
+                        self.head = head.decode(errors="replace").strip()
+                output.write(piece)
+                output.flush()
+            self.noise += "" if begun else before.decode(errors="replace").strip()
+        except OSError:  # the reader of our output has gone
+            self._child.terminate()
+
+    def wait(self, interrupt: Callable[[int], object]) -> int:
+        """Wait for the end, and return the exit code. The first Ctrl-C calls `interrupt` with the process id."""
+        asked = False
+        while True:
+            try:
+                code = self._child.wait()
+                for pump in self._pumps:
+                    pump.join()
+                return code if code >= 0 else 128 - code
+            except KeyboardInterrupt:
+                pid = self.head.rpartition(" ")[2]
+                if asked or not pid.isdecimal():
+                    self._child.terminate()
+                    raise
+                asked = True
+                interrupt(int(pid))

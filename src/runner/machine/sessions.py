@@ -25,6 +25,12 @@ def identity(pid: int) -> str:
     return f"{files.text_of('/proc/sys/kernel/random/boot_id')}:{fields[19]}"
 
 
+def began(pid: int) -> float:
+    """When a process began, in seconds since the epoch; the present if it has ended."""
+    fields, up = _stat(pid), time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.time() - up + (int(fields[19]) / os.sysconf("SC_CLK_TCK") if fields else up)
+
+
 def members(session: int) -> tuple[int, ...]:
     """The live processes of a session (its leader may have ended)."""
     return tuple(pid for pid, stat in _processes().items() if stat[0] not in "ZX" and stat[3] == str(session))

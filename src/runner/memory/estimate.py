@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from runner.errors import RunnerError
 from runner.memory.shape import Shape, Weights, count_weights, linear_layers
@@ -54,20 +54,7 @@ class Estimate:
 def estimate(shape: Shape, zero: Zero, plan: Plan) -> Estimate:
     """The moment of a step that needs the most. Compared with real steps in tests/jobs/test_memory_on_paper.py."""
     weights = count_weights(shape, threshold=zero.persistence, lora_r=plan.lora_r)
-    always = _always(weights, zero, plan)
-    moments = [
-        replace(
-            always,
-            moment=moment.name,
-            weights=always.weights + moment.gathered,
-            gradients=always.gradients + moment.gradients,
-            activations=moment.activations,
-            loss=moment.loss,
-            buffers=always.buffers + moment.buffers,
-        )
-        for moment in _moments(shape, weights, zero, plan)
-    ]
-    return max(moments, key=lambda each: each.total)
+    return max(_moments(shape, weights, zero, plan), key=lambda each: each.total)
 
 
 def _always(weights: Weights, zero: Zero, plan: Plan) -> Estimate:
@@ -99,19 +86,18 @@ def _copy(width: int) -> int:
     return 4 if width < 4 else 0
 
 
-class _Moment(NamedTuple):
-    """Bytes that exist only at one moment of a step."""
-
-    name: str
-    gathered: int = 0  # weights
-    gradients: int = 0
-    activations: int = 0
-    loss: int = 0
-    buffers: int = 0
-
-
-def _moments(shape: Shape, weights: Weights, zero: Zero, plan: Plan) -> Iterator[_Moment]:
+def _moments(shape: Shape, weights: Weights, zero: Zero, plan: Plan) -> Iterator[Estimate]:
     """The moments at which a step may need the most."""
+    always = _always(weights, zero, plan)
+
+    def at(
+        name: str, kept: int = 0, *, gathered: int = 0, gradients: int = 0, loss: int = 0, buckets: int = 0
+    ) -> Estimate:
+        weights, buffers = always.weights + gathered, always.buffers + buckets
+        gradients += always.gradients
+        return replace(always, moment=name, weights=weights, gradients=gradients, activations=kept, loss=loss,
+                       buffers=buffers)  # fmt: skip
+
     activations, tokens = activations_per_token(shape, zero, plan), plan.tokens
     trained = weights.trained * plan.width
     gathered = accumulated = 0
@@ -122,7 +108,7 @@ def _moments(shape: Shape, weights: Weights, zero: Zero, plan: Plan) -> Iterator
     checkpointing = plan.checkpointing or zero.checkpointing
     layer = activations.layer_input if checkpointing else activations.layer
     kept = tokens * (shape.layers * layer + activations.outside)
-    yield _Moment("loss", gathered, accumulated, kept, tokens * activations.loss)
+    yield at("loss", kept, gathered=gathered, gradients=accumulated, loss=tokens * activations.loss)
 
     # The first gradient, that of the head, is computed from the logits' gradient while all activations still exist.
     first = 0 if plan.lora_r else weights.embedding * plan.width
@@ -130,20 +116,20 @@ def _moments(shape: Shape, weights: Weights, zero: Zero, plan: Plan) -> Iterator
     logits = tokens * shape.vocabulary * plan.width
     # Stages 1 and 2 allocate their buckets with the first gradient; stage 3 always has them.
     buckets = zero.buckets * zero.reduce_bucket * plan.width if zero.stage in (1, 2) else 0
-    yield _Moment("head", gathered, accumulated + first, kept, logits, buckets)
+    yield at("head", kept, gathered=gathered, gradients=accumulated + first, loss=logits, buckets=buckets)
 
     working = activations.layer + activations.layer_work
     if checkpointing:  # the last layer is recomputed while the inputs of all layers still exist
         gradients = accumulated + (first if zero.stage < 2 else 0)
         kept = tokens * (shape.layers * activations.layer_input + working)
-        yield _Moment("recompute", gathered, gradients, kept, buffers=buckets)
+        yield at("recompute", kept, gathered=gathered, gradients=gradients, buckets=buckets)
 
     # The end: all gradients exist, and one layer is being computed.
     gradients = trained if zero.stage < 2 else 0
     if zero.stage == 2 and not zero.offload_optimizer:
         gradients = trained // plan.gpus
-    yield _Moment("backward", gathered, gradients, tokens * working, buffers=buckets)
-    yield _Moment("step", gradients=_gradients_in_step(weights.trained, zero, plan))
+    yield at("backward", tokens * working, gathered=gathered, gradients=gradients, buckets=buckets)
+    yield at("step", gradients=_gradients_in_step(weights.trained, zero, plan))
 
 
 def _gradients_in_step(trained: int, zero: Zero, plan: Plan) -> int:

@@ -2,8 +2,10 @@
 
 import json
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,7 @@ def fits_on(needed_bytes: int, gpu_bytes: int) -> bool:
 
 @dataclass(frozen=True)
 class Family:
-    """The properties of a model_type of transformers. Source: transformers 5.23, models/*/modeling_*.py."""
+    """The properties of a model_type of transformers; families.toml has their values."""
 
     norm: str = "rms"  # rms (separate Python operations, in fp32) or layer (one kernel)
     gated: bool = True  # gate and up, then down; otherwise up and down
@@ -67,26 +69,13 @@ class Family:
     fused_gate: bool = False  # one matrix for gate and up
 
 
-FAMILIES = {
-    "llama": Family(),
-    "mistral": Family(),
-    "qwen2": Family(qkv_bias=True),
-    "qwen3": Family(head_norm=True, head_dim=128),
-    "gemma": Family(tied=True, float_norm=True, head_dim=256),
-    "phi3": Family(fused_qkv=True, fused_gate=True, joined_rotary=True),
-    "gpt2": Family(
-        norm="layer", gated=False, activation="written", qkv_bias=True, output_bias=True, mlp_bias=True,
-        learned_positions=True, tied=True, fused_qkv=True,
-    ),
-    "gpt_neox": Family(
-        norm="layer", gated=False, qkv_bias=True, output_bias=True, mlp_bias=True, fused_qkv=True, joined_rotary=True,
-        parallel=True,
-    ),
-    "phi": Family(
-        norm="layer", gated=False, activation="written", qkv_bias=True, output_bias=True, mlp_bias=True,
-        head_bias=True, norms=1, joined_rotary=True, parallel=True,
-    ),
-}  # fmt: skip
+@cache
+def families() -> dict[str, Family]:
+    """The known families, by model_type."""
+    tables = tomllib.loads(Path(__file__).with_name("families.toml").read_text(encoding="utf-8"))
+    return {name: Family(**table) for name, table in tables.items()}
+
+
 # gpt2's config uses its own names; gpt_neox's intermediate size and phi's heads have the same names as llama's.
 OTHER_NAMES = {
     "hidden_size": ("n_embd", "d_model"),
@@ -168,10 +157,10 @@ def hub_cache(environment: Mapping[str, str]) -> Path:
 def make_shape(config: Mapping[str, Any], name: str) -> Shape:
     """The shape that a config describes. Raises RunnerError for an unknown family or missing values."""
     kind = str(config.get("model_type") or "llama")
-    if kind not in FAMILIES:
+    if kind not in families():
         raise RunnerError(
             f"cannot estimate the memory of {name}",
-            f"its model_type is {kind!r}, but runner supports only {', '.join(FAMILIES)}",
+            f"its model_type is {kind!r}, but runner supports only {', '.join(families())}",
             "use the most similar of these types, for example --model_type llama, and give the model's sizes as flags",
         )
     for key in ("num_local_experts", "num_experts", "n_routed_experts"):
@@ -182,7 +171,7 @@ def make_shape(config: Mapping[str, Any], name: str) -> Shape:
                 "measure the memory instead: launch with --micro_batch auto",
             )
     hidden, heads = _number(config, "hidden_size", name), _number(config, "num_attention_heads", name)
-    family = _with_biases(FAMILIES[kind], kind, config)
+    family = _with_biases(families()[kind], kind, config)
     default_inner = None if family.gated else 4 * hidden
     dropout = max(float(config.get(key) or 0) for key in ("resid_pdrop", "hidden_dropout", "embd_pdrop"))
     return Shape(

@@ -6,33 +6,23 @@ It is a pure function of the run folder (phases.py). Each second of each node ha
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 from runner.runs.phases import Phases, read_phases
 from runner.runs.run import Run
 
-CLASSES = {
-    "useful": ("useful steps", ""),
-    "import": ("image import and unpack", "import the image before you launch: runner import"),
-    "preflight": ("preflight", "skip the checks of the nodes: launch --no-preflight"),
-    "start": ("start of processes", "shorten `setup` and `task_prolog` in the job file"),
-    "imports": ("Python imports", "install the packages in the image, not in a mounted folder"),
-    "loading": ("loading of model and data", "download models and data sets before you launch: runner prefetch"),
-    "warm_up": ("compilation and warm-up", "keep the compiler's caches between runs, in $RUNNER_CACHE"),
-    "repeated": ("repeated steps", 'save more often: save_every = "auto"'),
-    "saving": ("saving", 'save less often: save_every = "auto"'),
-    "evaluation": ("evaluation", "evaluate less often: --eval_steps"),
-    "hang": ("hang", "detect hangs earlier: hang_seconds in the job file"),
-    "spare": ("idle spare nodes", "ask for fewer spare nodes: spare_nodes in [resources]"),
-    "restart_gap": ("restart gap", "restart in the same allocation: in_place in [restart], spare_nodes in [resources]"),
-    "after_end": ("idle after the end", "let the batch script end when the program ends"),
-    "unknown": ("unknown", "let your program write its times (docs/account.md)"),
-    "queue": ("queue", "ask for less time or fewer nodes, or for another partition"),
-}
-"""class -> its name in the table, and the setting that reduces it"""
 _OF_RESTART = ("queue", "import", "preflight", "start", "imports", "loading", "warm_up", "repeated", "restart_gap")
+
+
+@cache
+def known_classes() -> Mapping[str, tuple[str, str]]:
+    """Class -> its name in the table, and the setting that reduces it."""
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 
 
 class Classes(dict[str, float]):
@@ -55,7 +45,7 @@ class Classes(dict[str, float]):
 
     def record(self) -> dict[str, float]:
         """What --json prints."""
-        return {name: round(self[name], 3) for name in CLASSES if name in self}
+        return {name: round(self[name], 3) for name in known_classes() if name in self}
 
     def summary(self) -> dict[str, object]:
         """What --json prints with its sum, and the share of useful steps."""

@@ -13,7 +13,6 @@ from runner.site import Site
 
 if TYPE_CHECKING:
     from runner.runs.run import Run
-    from runner.runs.status import RunStatus
 
 PLACE = "{after}"
 """the placeholder, in the user's command, for the folder of the run to wait for"""
@@ -89,16 +88,12 @@ def still_pending(waits: Dependencies) -> Dependencies:
     found = {status.run.name: status for status in ask(waits.runs)}
     for run in waits.succeeded:
         status = found[run.name]
-        if not _is_open(status) and status.state != "COMPLETED":
+        if not status.may_be_active and status.state != "COMPLETED":
             code = "" if status.exit_code is None else f", exit code {status.exit_code}"
             raise RunnerError(
                 f"the run {run.name}, given with --after, ended as {status.state}{code}",
                 f"with --after, a run starts only if {run.name} ends with exit code 0",
                 f"runner why {run.name}; to start in any case: --after-any {run.name}",
             )
-    kinds = (waits.succeeded, waits.ended)
-    return Dependencies(*(tuple(found[run.name].run for run in runs if _is_open(found[run.name])) for runs in kinds))
-
-
-def _is_open(status: RunStatus) -> bool:
-    return status.active or status.state == "UNKNOWN"
+    kinds = ([found[run.name] for run in runs] for runs in (waits.succeeded, waits.ended))
+    return Dependencies(*(tuple(status.run for status in some if status.may_be_active) for some in kinds))

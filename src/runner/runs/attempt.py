@@ -71,6 +71,7 @@ class GpuUsage(NamedTuple):
     percent: int | None
     memory_used_mib: int | None
     memory_total_mib: int | None
+    power_watts: int | None = None
 
 
 class NodeUsage(NamedTuple):
@@ -94,12 +95,19 @@ class NodeUsage(NamedTuple):
 def _node_usage(path: str, number: str) -> NodeUsage:
     """The content of a file usage/K; only the number of the node if the file is damaged. Raises OSError."""
     age = max(0, round(time.time() - (files.modified(path) or 0)))
-    words = files.content(path).decode(errors="replace").split()
+    return _parsed_usage(files.content(path).decode(errors="replace"), age) or NodeUsage(f"node {number}", age)
+
+
+def _parsed_usage(line: str, age: int) -> NodeUsage | None:
+    """A line of payload/usage.sh; None if it is damaged."""
+    line, _, watts = line.partition(" W ")
+    words = line.split()
     if len(words) < 6:
-        return NodeUsage(f"node {number}", age)
+        return None
     numbers = [int(word) if word.isdigit() else None for word in words]
     error = f"nvidia-smi {words[6]}" if words[6:] in (["hangs"], ["fails"]) else ""
-    gpus = () if error else tuple(map(GpuUsage, numbers[6::3], numbers[7::3], numbers[8::3]))
+    powers = [int(word) if word.isdigit() else None for word in watts.split()] or [None] * len(words)
+    gpus = () if error else tuple(map(GpuUsage, numbers[6::3], numbers[7::3], numbers[8::3], powers))
     cpu, used, total = numbers[2:5]
     return NodeUsage(words[1], age, cpu, used, total, words[5].strip("-"), gpus, error)
 
@@ -200,6 +208,15 @@ class Attempt:
         folder = self.folder / "usage"
         names = [path.name for path in folder.iterdir() if path.name.isdigit()] if folder.is_dir() else []
         return tuple(_node_usage(f"{folder}/{name}", name) for name in sorted(names, key=int))
+
+    @property
+    def usage_log(self) -> Iterator[tuple[int, NodeUsage]]:
+        """The samples of each minute: (Unix time, use of a node), node by node. Damaged lines are left out."""
+        for path in sorted((self.folder / "usage-log").glob("*")):
+            for line in files.text_of(path).splitlines():
+                time_text = line.partition(" ")[0]
+                if time_text.isdigit() and (found := _parsed_usage(line, 0)):
+                    yield int(time_text), found
 
     @property
     def environment(self) -> Path | None:

@@ -153,7 +153,8 @@ def _of_script(text: str, name: str) -> dict[str, Setting]:
     return found
 
 
-_OF_VARIABLE = {"ARRAY_INX": "array", "TIMELIMIT": "time", "MEM_PER_NODE": "mem"}
+_OF_VARIABLE = {"ARRAY_INX": "array", "TIMELIMIT": "time", "MEM_PER_NODE": "mem", "REQ_SWITCH": "switches",
+                "SEGMENT_SIZE": "segment"}  # fmt: skip
 
 
 def _of_environ(environ: Mapping[str, str]) -> dict[str, Setting]:
@@ -167,7 +168,8 @@ def _of_environ(environ: Mapping[str, str]) -> dict[str, Setting]:
 
 # settings of runner -> the option of sbatch
 _FLAGS = {"nodes": "nodes", "tasks_per_node": "ntasks-per-node", "cpus_per_task": "cpus-per-task", "memory": "mem",
-          "partition": "partition", "account": "account", "mail_user": "mail-user"}  # fmt: skip
+          "partition": "partition", "account": "account", "mail_user": "mail-user", "switches": "switches",
+          "segment": "segment"}  # fmt: skip
 
 
 def _flags(layer: Layer, site: Site) -> tuple[str, ...]:

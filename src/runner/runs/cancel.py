@@ -26,7 +26,7 @@ def cancel(runs: Sequence[Run], report: Report) -> tuple[tuple[Run, bool], ...]:
 
     A run is marked as cancelled before its processes get a signal, so that `status` and `watch` show why it ends.
     """
-    found = [status for status in ask(runs) if status.active or status.state == "UNKNOWN"]
+    found = [status for status in ask(runs) if status.may_be_active]
     active = [status.run for status in found]
     for run in active:
         if run.host not in ("", platform.node()):

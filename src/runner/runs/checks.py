@@ -38,7 +38,12 @@ OnHost = Callable[[str], Path | None]
 
 def check(job: Job, site: Site) -> None:
     """Raise RunnerError for the first value of the job that does not work on this site."""
-    _check_name(job.name)
+    if not NAME.fullmatch(job.name):
+        raise RunnerError(
+            f"cannot use the job name {job.name!r}",
+            "the run folder gets this name: at most 60 letters, digits, `.`, `_` and `-`",
+            "choose another name that begins with a letter or a digit",
+        )
     _check_numbers(job)
     _check_site(job, site)
     if job.keeps_nodes:
@@ -67,22 +72,14 @@ def check(job: Job, site: Site) -> None:
         )
 
 
-def _check_name(name: str) -> None:
-    if not NAME.fullmatch(name):
-        raise RunnerError(
-            f"cannot use the job name {name!r}",
-            "the run folder gets this name: at most 60 letters, digits, `.`, `_` and `-`",
-            "choose another name that begins with a letter or a digit",
-        )
-
-
 def _where(origin: Origin | None) -> str:
     return f" ({origin})" if origin is not None else ""
 
 
 def _check_numbers(job: Job) -> None:
     resources = job.resources
-    least = {"nodes": 1, "gpus_per_node": 0, "tasks_per_node": 1, "cpus_per_task": 1, "spare_nodes": 0, "min_nodes": 1}
+    least = {"nodes": 1, "gpus_per_node": 0, "tasks_per_node": 1, "cpus_per_task": 1, "spare_nodes": 0, "min_nodes": 1,
+             "segment": 1}  # fmt: skip
     for key, minimum in least.items():
         value = getattr(resources, key)
         if value is not None and value < minimum:
@@ -91,24 +88,19 @@ def _check_numbers(job: Job) -> None:
                 f"it must be at least {minimum}",
                 f"use {minimum} or a larger number",
             )
-    if job.save_seconds < 0 or job.save_seconds > 65535:
-        raise RunnerError(
-            f"save_seconds cannot be {job.save_seconds}{_where(job.origins.get('save_seconds'))}",
-            "it must be 0 to 65535 seconds, Slurm's range for --signal",
-            "use 120 for a signal two minutes before the time limit, or 0 for no signal",
-        )
-    if job.hang_seconds < 0:
-        raise RunnerError(
-            f"hang_seconds cannot be {job.hang_seconds}{_where(job.origins.get('hang_seconds'))}",
-            "it must be a number of seconds, 0 or more",
-            "use 0 to turn off hang detection, or 3600 to end a job after an hour without progress",
-        )
-    if job.save_every != "auto" and (type(job.save_every) is not int or job.save_every < 0):
-        raise RunnerError(
-            f"save_every cannot be {job.save_every!r}{_where(job.origins.get('save_every'))}",
-            'it must be "auto" or a number of seconds',
-            'use "auto", or 600 to save every ten minutes',
-        )
+    every = job.save_every
+    refused = {
+        "save_seconds": (not 0 <= job.save_seconds <= 65535,
+                         "it must be 0 to 65535 seconds, Slurm's range for --signal",
+                         "use 120 for a signal two minutes before the time limit, or 0 for no signal"),
+        "hang_seconds": (job.hang_seconds < 0, "it must be a number of seconds, 0 or more",
+                         "use 0 to turn off hang detection, or 3600 to end a job after an hour without progress"),
+        "save_every": (every != "auto" and (type(every) is not int or every < 0),
+                       'it must be "auto" or a number of seconds', 'use "auto", or 600 to save every ten minutes'),
+    }  # fmt: skip
+    for key, (is_refused, why, fix) in refused.items():
+        if is_refused:
+            raise RunnerError(f"{key} cannot be {getattr(job, key)!r}{_where(job.origins.get(key))}", why, fix)
     if resources.memory is not None and not _MEMORY.fullmatch(resources.memory):
         raise RunnerError(
             f"cannot read the memory {resources.memory!r}{_where(job.origins.get('memory'))}",

@@ -7,16 +7,18 @@ import os
 import shlex
 import stat
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from runner.errors import RunnerError
 from runner.machine import files
+from runner.machine.report import Quiet
+from runner.project import Project
 from runner.runs import lock
-from runner.runs.launch import EDF, RunPlan
+from runner.runs.launch import EDF, Requests, prepare
 from runner.runs.run import Run
 from runner.runs.secrets import HIDDEN
 
@@ -72,13 +74,7 @@ class Comparison:
 
 def run_side(run: Run) -> Side:
     """The side for a run folder. Raises RunnerError if its lock cannot be read."""
-    path = run.folder / "lock.toml"
-    try:
-        tables = lock.read(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise RunnerError(
-            f"cannot read {path}", str(error), "restore the file: `runner diff` compares the settings in it"
-        ) from error
+    tables = lock.load(run.folder / "lock.toml")
     code = tree_of_run(run, int(tables.get("code", {}).get("files", 0)))
     return Side(run.name, {**tables, **_inside(run)}, files.text_of(run.folder / EDF), code)
 
@@ -93,10 +89,17 @@ def _inside(run: Run) -> Mapping[str, Table]:
     return {}
 
 
-def side_of_plan(plan: RunPlan, run: Run) -> Side:
-    """The side for a planned launch; `run` is the run to compare it with."""
+def side_now(run: Run, requests: Requests, project: Project) -> Side:
+    """The side for what the run's command line would launch now, with the current code, environment and site."""
+    if "launch" not in run.command_line:
+        raise RunnerError(
+            f"runner does not know how {run.name} was launched",
+            "the run's record contains no `runner launch` command",
+            f"compare the run with another run: runner diff {run.name} OTHER",
+        )
+    plan = prepare(replace(requests(run.command_line), dry_run=True), project, os.environ, Quiet())
     tables = lock.read(lock.lock_text(lock.tables(plan, run)))
-    tables.pop("slurm", None)  # it belongs to the other run
+    tables.pop("slurm", None)  # it belongs to the run
     # if two sources have the same file, the first one applies
     code = {name: source.root / name for source in reversed(plan.snapshot.sources) for name in source.files}
     return Side(".", tables, plan.files[EDF], Tree(".", code))
@@ -150,16 +153,14 @@ def _edf(left: str, right: str) -> Iterator[Difference]:
         for each in _table(name, *(side.get(name, {}) for side in sides)):
             key = f"{name}.{each.name}".removesuffix(".")
             if isinstance(each.left or [], list) and isinstance(each.right or [], list):
-                yield from _items(key, each.left or [], each.right or [])
+                left_items, right_items = each.left or [], each.right or []
+                missing = [Difference("EDF", key, item, None) for item in left_items if item not in right_items]
+                added = [Difference("EDF", key, None, item) for item in right_items if item not in left_items]
+                # the same items in another order: if two mounts have the same target, the later one applies
+                moved = Difference("EDF", key, shown(left_items), shown(right_items))
+                yield from (missing + added) or [moved]
             else:
                 yield Difference("EDF", key, each.left, each.right)
-
-
-def _items(key: str, left: Sequence[Any], right: Sequence[Any]) -> Iterator[Difference]:
-    missing = [Difference("EDF", key, item, None) for item in left if item not in right]
-    added = [Difference("EDF", key, None, item) for item in right if item not in left]
-    # the same items in another order: if two mounts have the same target, the later one applies
-    yield from (missing + added) or [Difference("EDF", key, shown(left), shown(right))]
 
 
 def shown(value: Any) -> str:

@@ -38,6 +38,13 @@ class Tail:
         self.offset += len(data)
         return data
 
+    def new(self) -> Iterator[bytes]:
+        """What was added since the last call."""
+        while data := self.read():
+            yield data
+
+    last = new
+
 
 class Watch:
     """Decides when to ask for a run's status: often at first and near the end, rarely in between.
@@ -67,21 +74,7 @@ class Watch:
         return ask([reloaded(self.run)])[0]
 
 
-class One:
-    """A single file, unchanged."""
-
-    def __init__(self, path: Path) -> None:
-        self.tail = Tail(path)
-
-    def new(self) -> Iterator[bytes]:
-        """What was added since the last call."""
-        while data := self.tail.read():
-            yield data
-
-    last = new
-
-
-def follow(run: Run, files: One | Following, write: Callable[[bytes], None], report: Report) -> RunStatus:
+def follow(run: Run, files: Tail | Following, write: Callable[[bytes], None], report: Report) -> RunStatus:
     """Pass on what is appended to the files until the run has ended, and return its last status.
 
     Also reports changes of state while there is no output, such as waiting in the queue.
@@ -105,9 +98,7 @@ def follow(run: Run, files: One | Following, write: Callable[[bytes], None], rep
 
 def result_code(status: RunStatus) -> int:
     """The exit code for `launch --wait`: that of the job, or 1 if it has none or was ended from outside."""
-    if status.state == "COMPLETED":
-        return status.exit_code or 0
-    return status.exit_code or 1
+    return status.exit_code or int(status.state != "COMPLETED")
 
 
 _SEARCH_SECONDS = 1.0  # between two searches for new files
@@ -129,7 +120,7 @@ class Following:
         if time.monotonic() - self.searched > _SEARCH_SECONDS:
             self._search()
         for path, (stream, tail) in tuple(self.tails.items()):
-            while data := tail.read():
+            for data in tail.new():
                 if len(self.tails) == 1 and not (stream.label and not self.ranks):
                     yield data  # a single file is passed on unchanged
                     continue

@@ -48,7 +48,7 @@ def _live(runs: Sequence[Run]) -> dict[str, str]:
     work = {folder for folders, _ in asked.values() for folder in folders}
     for status in ask(runs):
         run = status.run
-        if status.active or status.state == "UNKNOWN":
+        if status.may_be_active:
             found[run.name] = f"it is {status.state}"
         elif trouble := asked[run.scheduler][1]:
             found[run.name] = trouble
@@ -116,16 +116,16 @@ class ImageUse:
 
 def uses_of(found: Sequence[tuple[Squashfs, tuple[str, ...]]], runs: Sequence[Run]) -> tuple[ImageUse, ...]:
     """The runs that use each file. Asks the scheduler once, about the runs that use any of the files."""
-    names = {str(squashfs.path.resolve()): squashfs.path for squashfs, _ in found}
-    naming = [run for run in runs if run.image and str(Path(run.image).resolve()) in names]
-    active = {status.run.name for status in ask(naming) if status.active or status.state == "UNKNOWN"}
-    by_path: dict[str, list[Run]] = {}
-    for run in naming:
-        by_path.setdefault(str(Path(run.image).resolve()), []).append(run)
+    by_path: dict[Path, list[Run]] = {squashfs.path.resolve(): [] for squashfs, _ in found}
+    for run in runs:
+        if run.image and (path := Path(run.image).resolve()) in by_path:
+            by_path[path].append(run)
+    asked = ask([run for some in by_path.values() for run in some])
+    active = {status.run.name for status in asked if status.may_be_active}
     uses = []
     for squashfs, links in found:
-        mine = tuple(by_path.get(str(squashfs.path.resolve()), ()))
-        uses.append(ImageUse(squashfs, links, mine, tuple(run.name for run in mine if run.name in active)))
+        mine = by_path[squashfs.path.resolve()]
+        uses.append(ImageUse(squashfs, links, tuple(mine), tuple(run.name for run in mine if run.name in active)))
     return tuple(uses)
 
 

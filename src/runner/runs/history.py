@@ -98,21 +98,17 @@ class Filters:
 def find(runs: Sequence[Run], filters: Filters) -> Iterator[Launch]:
     """The launches that match the filters, in the given order."""
     found = [look(run) for run in runs if filters.passes_record(run)]
-    now = _now([launch.run for launch in found if not launch.settled])
+    now: dict[str, RunStatus] = {}
+    # the scheduler, or this machine, may know more about these than the run folder
+    if unsettled := [launch.run for launch in found if not launch.settled]:
+        from runner.runs.status import ask
+
+        now = {status.run.name: status for status in ask(unsettled)}
     for launch in found:
         status = now.get(launch.run.name)
         launch = replace(launch, state=status.state, exit_code=status.exit_code) if status else launch
         if filters.passes(launch):
             yield launch
-
-
-def _now(runs: Sequence[Run]) -> dict[str, RunStatus]:
-    """Name -> status of the runs about which the scheduler, or this machine, may know more than the run folder."""
-    if not runs:
-        return {}
-    from runner.runs.status import ask
-
-    return {status.run.name: status for status in ask(runs)}
 
 
 def look(run: Run) -> Launch:

@@ -68,13 +68,9 @@ def _file(environment: Environment, variables: Mapping[str, str]) -> LaunchImage
         return LaunchImage(str(stable), None, stable)
     from runner.images.squashfs_file import find_squashfs  # slow to import
 
-    found = find_squashfs(stable)
-    return LaunchImage(str(found.path), found, stable) if found else _foreign(stable)
-
-
-def _foreign(stable: Path) -> LaunchImage:
-    """A squashfs file that runner did not make (enroot, an admin). Raises RunnerError if it is not one."""
-    path = stable.resolve()
+    if found := find_squashfs(stable):
+        return LaunchImage(str(found.path), found, stable)
+    path = stable.resolve()  # runner did not make it, but enroot or an admin
     with explained(f"read the image {path}"), path.open("rb") as file:
         mark = file.read(4)
     if mark != b"hsqs":
@@ -91,18 +87,13 @@ def missing_image(image: LaunchImage, environment: Environment, environ: Mapping
     assert image.stable is not None
     recipe = image.stable.name.removesuffix(".sqsh")
     what = f"the image of environment {environment.name!r} does not exist: {image.stable}"
+    why = "the image has not been built and imported yet"
+    fix = f"runner build {recipe}\nrunner import {recipe}\nor let the launch do both first: --build"
     if found := _elsewhere(image.stable, environ):
         site, folder = found
-        return RunnerError(
-            what,
-            f"the image is in the image folder of site {site}: {folder / image.stable.name}",
-            f"export RUNNER_IMAGES={folder}\nor import the image for this site too: runner import {recipe}",
-        )
-    return RunnerError(
-        what,
-        "the image has not been built and imported yet",
-        f"runner build {recipe}\nrunner import {recipe}\nor let the launch do both first: --build",
-    )
+        why = f"the image is in the image folder of site {site}: {folder / image.stable.name}"
+        fix = f"export RUNNER_IMAGES={folder}\nor import the image for this site too: runner import {recipe}"
+    return RunnerError(what, why, fix)
 
 
 def _elsewhere(image: Path, environ: Mapping[str, str]) -> tuple[str, Path] | None:

@@ -73,6 +73,10 @@ class Resources:
     """nodes that the job holds in addition; each stays idle until it replaces a lost or unfit node"""
     min_nodes: int | None = None
     """the smallest number of nodes with which a restart may continue; None: `nodes`"""
+    switches: str | None = None
+    """the largest number of leaf switches, and how long to wait for them, in sbatch's format: 1@60"""
+    segment: int | None = None
+    """nodes that must be in the same block of the topology"""
 
 
 @dataclass(frozen=True)
@@ -216,6 +220,10 @@ KEYS: Mapping[str, Key] = {
     "spare_nodes": Key(int, "--spare", table="resources", metavar="S",
                        help="request S more nodes, which replace nodes that fail while the job runs"),
     "min_nodes": Key(int, table="resources"),
+    "switches": Key(str, "--switches", table="resources", metavar="N[@TIME]",
+                    help="place the nodes on at most N leaf switches; TIME: how long to wait for them"),
+    "segment": Key(int, "--segment", table="resources", metavar="N",
+                   help="place each N nodes in one block of the topology"),
     "gpus_per_node": Key(int, "--gpus-per-node", shell=True, table="resources", site=True, metavar="N"),
     "tasks_per_node": Key(int, "--tasks-per-node", table="resources", metavar="N", help="processes per node"),
     "cpu_tasks_per_node": Key(int, table="resources"),
@@ -348,25 +356,19 @@ def _restart(document: Document) -> Restart:
     return Restart(**found, in_place=typed(document, ("restart", "in_place"), bool))
 
 
-_FORMS = re.compile(
-    r"(?:(?P<days>\d+)-(?P<day_hours>\d+)(?::(?P<day_minutes>\d+)(?::(?P<day_seconds>\d+))?)?"
-    r"|(?:(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d+))|(?P<bare_minutes>\d+))"
-)
-
-
 def time_limit_minutes(text: str, what: str) -> int:
     """Convert `M`, `M:S`, `H:M:S`, `D-H`, `D-H:M` or `D-H:M:S` to minutes, rounded up. Source: sbatch(1), --time."""
-    found = _FORMS.fullmatch(text.strip())
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+(?::\d+){0,2})", text.strip())
     if not found:
         raise RunnerError(
             f"{what}: cannot read the time limit {text!r}",
             "a limit must have the form MINUTES, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS",
             'use "00:30:00" for half an hour, "1-00" for a day',
         )
-    part = {name: int(value or 0) for name, value in found.groupdict().items()}
-    hours = part["days"] * 24 + part["day_hours"] + part["hours"]
-    whole = hours * 60 + part["day_minutes"] + part["minutes"] + part["bare_minutes"]
-    total = whole + -(-(part["day_seconds"] + part["seconds"]) // 60)
+    numbers = [int(number) for number in found[2].split(":")]
+    from_hours = found[1] or len(numbers) == 3  # otherwise, the first number is minutes
+    hours, minutes, seconds = (*numbers, 0, 0)[:3] if from_hours else (0, *numbers, 0)[:3]
+    total = (int(found[1] or 0) * 24 + hours) * 60 + minutes + -(-seconds // 60)
     if total < 1:
         raise RunnerError(
             f"{what}: the time limit {text!r} is zero",

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -59,6 +59,8 @@ class Request:
     dry_run: bool = False
     from_snapshot: bool = False
     """run the user's own batch script from RUN/code"""
+    furnished: Callable[[Environment], Environment] = lambda environment: environment
+    """changes the environment, for example by adding mounts"""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,8 @@ class RunPlan:
     """the user's own batch script; None: `script` is the batch script"""
 
 
+Requests = Callable[[Sequence[str]], Request]
+"""a function that reads the words of a `runner launch`"""
 MakeImage = Callable[[Environment, LaunchImage, Site], None]
 """a function that builds and imports the image of an environment (`--build`)"""
 
@@ -97,12 +101,12 @@ def prepare(
     site, why = find_site(request.site, environ)
     report.detail(f"site {site.name} ({why})")
     scheduler = scheduler_of(site.scheduler)
-    if not request.dry_run:
-        process.need(scheduler.PROGRAMS)
+    process.need(() if request.dry_run else scheduler.PROGRAMS)
     job_file, program = find_program(request, project)
     if "batch" in job_file:
         return _complete(_plan_of_batch(request, job_file, site, project, environ), project)
     environment = find_environment(request.env or value(job_file, "environment"), project, environ, site, report)
+    environment = request.furnished(environment)
     engine, engine_why = (request.engine, "--engine") if request.engine else choose(site)
     report.detail(f"engine {engine} ({engine_why})")
     report.say(f"environment {environment.name}, site {site.name}, engine {engine}")
@@ -167,7 +171,10 @@ def _complete(plan: RunPlan, project: Project) -> RunPlan:
         trainer.FILE: trainer.render(job.trainer, project, words, job.origins["trainer"].place),
         **plan.files,
     }
-    return replace(plan, files=files, notes=(*plan.notes, *plan.snapshot.notes, *_left_out(plan.snapshot)))
+    left_out = [f"left out of the code snapshot: {name} ({why})" for name, why in plan.snapshot.left_out]
+    if len(left_out) > 10:
+        left_out[10:] = [f"left out of the code snapshot: {len(left_out) - 10} more files"]
+    return replace(plan, files=files, notes=(*plan.notes, *plan.snapshot.notes, *left_out))
 
 
 def _plan_of_batch(
@@ -347,9 +354,3 @@ def find_environment(
     where = environment.path or "built in"
     report.detail(f"environment {environment.name} ({where}{'; ' + why if why else ''})")
     return environment
-
-
-def _left_out(taken: Snapshot) -> tuple[str, ...]:
-    shown = [f"left out of the code snapshot: {name} ({why})" for name, why in taken.left_out[:10]]
-    more = len(taken.left_out) - len(shown)
-    return (*shown, *((f"left out of the code snapshot: {more} more files",) if more > 0 else ()))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from runner import __version__
+from runner.environments.environment import quoted, toml_key
+from runner.errors import RunnerError
 from runner.runs import hub
 from runner.runs.image import LaunchImage
 from runner.runs.launch import EDF, RunPlan
@@ -58,7 +60,7 @@ def tables(plan: RunPlan, run: Run) -> dict[str, dict[str, Value]]:
             "batch": str(plan.batch.folder / plan.batch.word) if plan.batch else None,
             "command": hide_words(job.command),
             "arguments": hide_words(job.arguments),
-            "seed": _seed((*job.command, *job.arguments)),
+            "seed": hub.argument_values((*job.command, *job.arguments)).get("seed"),
             "launcher": job.launcher,
             "save_seconds": job.save_seconds,
             "hang_seconds": job.hang_seconds,
@@ -78,13 +80,13 @@ def tables(plan: RunPlan, run: Run) -> dict[str, dict[str, Value]]:
     }
 
 
-def _seed(words: Sequence[str]) -> str | None:
-    """The seed in the arguments; None if the arguments do not set one."""
-    for index, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name == "--seed":
-            return value if equals else next(iter(words[index + 1 :]), None)
-    return None
+def load(path: Path) -> dict[str, dict[str, Any]]:
+    """The tables of a lock file. Raises RunnerError if it cannot be read."""
+    try:
+        return read(path.read_text())
+    except (OSError, ValueError) as error:  # not TOML, or not UTF-8
+        fix = "restore the file, or pass the name of another run or the path of a lock.toml"
+        raise RunnerError(f"cannot read the lock file {path}", str(error), fix) from error
 
 
 def read(text: str) -> dict[str, dict[str, Any]]:
@@ -120,29 +122,22 @@ def _image(image: LaunchImage) -> dict[str, Value]:
 
 def _file(reference: str) -> dict[str, Value]:
     """Size, time and inode of an image file that runner did not make. The batch script compares them."""
-    try:
-        found = Path(reference).stat() if reference.startswith("/") else None
-    except OSError:
-        return {}
-    if found is None:
-        return {}
-    return {"size_bytes": found.st_size, "modified": int(found.st_mtime), "inode": found.st_ino}
+    with suppress(OSError):
+        if reference.startswith("/"):
+            found = Path(reference).stat()
+            return {"size_bytes": found.st_size, "modified": int(found.st_mtime), "inode": found.st_ino}
+    return {}
+
+
+_LABELS = {"name": "runner.recipe", "content": "runner.content", "files_sha256": "runner.recipe.files",
+           "base": "org.opencontainers.image.base.name", "base_digest": "org.opencontainers.image.base.digest",
+           "revision": "org.opencontainers.image.revision", "runner": "runner.version"}  # fmt: skip
 
 
 def recipe(image: LaunchImage) -> dict[str, Value]:
-    """How the image was built, from the image itself; empty if `runner build` did not build it."""
+    """How the image was built, from its labels; empty if `runner build` did not build it."""
     labels = image.squashfs.labels if image.squashfs else {}
-    if "runner.recipe" not in labels:
-        return {}
-    return {
-        "name": labels["runner.recipe"],
-        "content": labels.get("runner.content"),
-        "files_sha256": labels.get("runner.recipe.files"),
-        "base": labels.get("org.opencontainers.image.base.name"),
-        "base_digest": labels.get("org.opencontainers.image.base.digest"),
-        "revision": labels.get("org.opencontainers.image.revision"),
-        "runner": labels.get("runner.version"),
-    }
+    return {key: labels.get(label) for key, label in _LABELS.items()} if "runner.recipe" in labels else {}
 
 
 def _code(plan: RunPlan) -> dict[str, Value]:
@@ -154,20 +149,13 @@ def _code(plan: RunPlan) -> dict[str, Value]:
         "size_bytes": taken.size_bytes,
         "left_out": [name for name, _ in taken.left_out],
     }
-    if taken.git is not None:
-        known |= {
-            "commit": taken.git.commit,
-            "dirty": taken.git.dirty,
-            "modified": taken.git.modified,
-            "untracked": taken.git.untracked,
-        }
+    if git := taken.git:
+        known |= {"commit": git.commit, "dirty": git.dirty, "modified": git.modified, "untracked": git.untracked}
     return known
 
 
 def _plain(value: object) -> Value:
-    if isinstance(value, str | int):
-        return value
-    return tuple(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return value if isinstance(value, str | int | tuple) else str(value)
 
 
 def _sha256(text: str) -> str:
@@ -178,15 +166,10 @@ def lock_text(tables: Mapping[str, Mapping[str, Value]]) -> str:
     """The lock as TOML. The name of a table may be dotted (`site.values`). Empty tables are left out."""
     lines = [HEADER]
     for name, values in tables.items():
-        written = [f"{_key(key)} = {_value(value)}" for key, value in values.items() if value is not None]
+        written = [f"{toml_key(key)} = {_value(value)}" for key, value in values.items() if value is not None]
         if written:
             lines += [f"[{name}]", *written, ""]
     return "\n".join(lines).rstrip("\n") + "\n"
-
-
-def _key(key: str) -> str:
-    bare = key.isascii() and key.replace("_", "").replace("-", "").isalnum()
-    return key if bare else _string(key)
 
 
 def _value(value: Value) -> str:
@@ -203,6 +186,4 @@ def _value(value: Value) -> str:
 
 
 def _string(text: str) -> str:
-    # TOML's basic strings accept JSON's escapes; DEL must be escaped too, and TOML cannot represent lone surrogates
-    safe = text.encode("utf-8", "replace").decode()
-    return json.dumps(safe, ensure_ascii=False).replace("\x7f", "\\u007F")
+    return quoted(text.encode("utf-8", "replace").decode())  # TOML cannot represent lone surrogates

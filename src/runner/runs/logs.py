@@ -94,11 +94,15 @@ def merged(run: Run, ranks: Sequence[int] = (), attempt: int | None = None, tail
     """The output of the run, attempt by attempt, in pieces of complete lines.
 
     With `tail`, only the last lines of each file are read. The last lines of the merged output are among them.
+    Raises RunnerError for an attempt that does not exist.
     """
+    attempts = {each.number: each for each in run.attempts}
+    if attempt not in (None, *attempts):
+        shown = ", ".join(map(str, attempts)) or "none has started"
+        raise RunnerError(f"{run.name} has no attempt {attempt}", f"attempts: {shown}", f"runner logs {run.name}")
     streams = [each for each in all_streams(run, ranks) if attempt in (None, each.attempt)]
     if tail is not None:
         streams = [replace(each, begin=_begin(each, tail)) for each in streams]
-    attempts = {each.number: each for each in run.attempts}
     alone = len({(each.rank, each.node) for each in streams}) == 1
     for number in sorted({each.attempt for each in streams}):
         mine = [each for each in streams if each.attempt == number]

@@ -48,7 +48,13 @@ def complete(job: Job, site: Site, environ: Mapping[str, str]) -> tuple[Job, str
     words += BENCHMARK if benchmark else ()
     options = argument_values((*job.arguments, *words))
     words += _length(options)
-    _check_split(options)
+    evaluations = _number(options, "eval_iters", 100)
+    if evaluations and "split" in options and not _shares(options)[1]:
+        raise RunnerError(
+            f"--split {options['split']} leaves no validation set for --eval-iters {evaluations}",
+            "Megatron would fail at its first evaluation",
+            "--eval-iters 0, or a split with validation data: --split 98,2,0",
+        )
     if not {"bf16", "fp16"} & {*options}:
         words.append("--fp16" if {"V100", "T4"} & {*re.split(r"[\s-]", site.gpu or "")} else "--bf16")
     tokens = _number(options, "seq_length", 2048)
@@ -182,17 +188,6 @@ def _length(options: Options) -> tuple[str, ...]:
     if samples or iterations:
         return ()
     return ("--train-iters", "50") if "benchmark" in options else SAMPLES
-
-
-def _check_split(options: Options) -> None:
-    """Raise RunnerError if there is an evaluation, but no validation set."""
-    evaluations = _number(options, "eval_iters", 100)
-    if evaluations and "split" in options and not _shares(options)[1]:
-        raise RunnerError(
-            f"--split {options['split']} leaves no validation set for --eval-iters {evaluations}",
-            "Megatron would fail at its first evaluation",
-            "--eval-iters 0, or a split with validation data: --split 98,2,0",
-        )
 
 
 def _check_sets(prefix: str, index: Path, options: Options) -> None:

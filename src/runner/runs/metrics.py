@@ -36,19 +36,28 @@ class Curve:
     """(number, position of its first point) of each attempt except the first"""
 
 
-def read_curves(run: str, path: Path, metrics: Sequence[str], axis: str = "step") -> tuple[Curve, ...]:
-    """One curve per metric, in the given order. Raises RunnerError for a metric that the run does not have."""
+def read_curves(
+    run: str, path: Path, metrics: Sequence[str], axis: str = "step", damaged: list[bytes] | None = None
+) -> tuple[Curve, ...]:
+    """One curve per metric, in the given order. Raises RunnerError for an axis or metric that does not exist.
+
+    `damaged` receives the lines that cannot be read; with it, metrics that the run does not have are left out.
+    """
+    if axis not in AXES:
+        raise unknown("axis", axis, AXES)
     # (step, position, value, attempt) of each point
     points: dict[str, list[tuple[int, float, float, int]]] = {metric: [] for metric in metrics}
     known: set[str] = set()
     begun: float | None = None
-    for entry in records(path):
+    for entry in records(path, damaged):
         step = entry.get("step")
         if not isinstance(step, int) or isinstance(step, bool):
             continue
         known.update(name for name, value in entry.items() if _number(value) is not None)
         begun = _number(entry.get("time")) if begun is None else begun
-        place = _place(entry, axis, begun)
+        place = _number(entry.get(AXES[axis]))
+        if axis == "hours" and place is not None and begun is not None:
+            place = (place - begun) / 3600
         for metric, rows in points.items():
             value = _number(entry.get(metric))
             if value is not None and place is not None:
@@ -56,7 +65,9 @@ def read_curves(run: str, path: Path, metrics: Sequence[str], axis: str = "step"
                 while rows and rows[-1][0] >= step:
                     rows.pop()
                 rows.append((step, place, value, int(_number(entry.get("attempt")) or 1)))
-    if not known:
+    if damaged is not None:
+        points = {metric: rows for metric, rows in points.items() if rows}
+    elif not known:
         raise RunnerError(
             f"{run} has no metrics yet", f"{path} contains no training step", "wait until the run logs its first step"
         )
@@ -64,13 +75,6 @@ def read_curves(run: str, path: Path, metrics: Sequence[str], axis: str = "step"
         if not rows:
             raise unknown(f"metric of {run}", metric, known - _NO_METRICS, "use one of these names")
     return tuple(_curve(run, metric, rows) for metric, rows in points.items())
-
-
-def _place(entry: Mapping[str, Any], axis: str, begun: float | None) -> float | None:
-    value = _number(entry.get(AXES[axis]))
-    if axis != "hours" or value is None or begun is None:
-        return value
-    return (value - begun) / 3600
 
 
 def _curve(run: str, metric: str, rows: Sequence[tuple[int, float, float, int]]) -> Curve:
@@ -87,7 +91,9 @@ def _curve(run: str, metric: str, rows: Sequence[tuple[int, float, float, int]])
 
 
 def _number(value: object) -> float | None:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if isinstance(value, float) or abs(value) < 1 << 1000 else None  # others do not fit into a float
 
 
 _TAIL_BYTES = 1 << 16
@@ -167,17 +173,20 @@ def newest_records(path: Path, size_bytes: int) -> list[dict[str, Any]]:
     return list(_parsed(lines))
 
 
-def _parsed(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+def _parsed(lines: Iterable[bytes], damaged: list[bytes] | None = None) -> Iterator[dict[str, Any]]:
     for line in lines:
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             if isinstance(entry := json.loads(line), dict):
                 yield entry
+                continue
+        if damaged is not None and line.strip():
+            damaged.append(line)
 
 
-def records(path: Path) -> Iterator[dict[str, Any]]:
-    """All entries, oldest first, one at a time, because the file of a long run can be large."""
+def records(path: Path, damaged: list[bytes] | None = None) -> Iterator[dict[str, Any]]:
+    """All entries, oldest first, one at a time, because the file of a long run can be large. `damaged`: other lines."""
     with suppress(OSError), path.open("rb") as file:
-        yield from _parsed(file)
+        yield from _parsed(file, damaged)
 
 
 _PACE_TAIL_BYTES = 4 << 20
@@ -192,7 +201,6 @@ _RATES = (("tokens_per_second", "tokens/s"), ("samples_per_second", "samples/s")
 class Pace:
     """The speed of a run, from its metrics."""
 
-    step: int
     note: str = ""
     """what is wrong with the speed; empty if nothing is"""
     stuck: bool = False
@@ -206,21 +214,15 @@ def pace(path: Path, now: float | None = None, *, running: bool = True) -> Pace 
     ]
     if not steps:
         return None
-    last = steps[-1]
-    since = max((time.time() if now is None else now) - float(last["time"]), 0.0)
-    usual = _usual_pause(steps)
-    if running and since > max(_STUCK_SECONDS, 10 * usual):
-        note = f"no step for {since:.0f} s; earlier steps took {usual:.1f} s"
-        return Pace(int(last["step"]), note, stuck=True)
-    return Pace(int(last["step"]), _slower(steps))
-
-
-def _usual_pause(steps: Sequence[Mapping[str, Any]]) -> float:
     import statistics  # slow to import
 
-    times = [float(each["time"]) for each in steps[-200:]]
-    pauses = [after - before for before, after in pairwise(times) if after > before]
-    return statistics.median(pauses) if pauses else 0.0
+    times = [float(each["time"]) for each in steps]
+    since = max((time.time() if now is None else now) - times[-1], 0.0)
+    usual = statistics.median([after - before for before, after in pairwise(times[-200:]) if after > before] or [0.0])
+    if running and since > max(_STUCK_SECONDS, 10 * usual):
+        note = f"no step for {since:.0f} s; earlier steps took {usual:.1f} s"
+        return Pace(note, stuck=True)
+    return Pace(_slower(steps))
 
 
 def _slower(steps: Sequence[Mapping[str, Any]]) -> str:

@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from runner.errors import RunnerError
@@ -38,13 +39,16 @@ def draw(curves: Sequence[Curve], axis: str, style: Style) -> list[str]:
     """The lines of one plot: legend, curves with axes, name of the axis. All curves show the same metric."""
     values = [value for curve in curves for _, value in curve.points]
     places = [place for curve in curves for place, _ in curve.points]
-    labels = _labels(make_scale(values, style.height, 0.03), style.height)
+    up = make_scale(values, style.height, 0.03)
+    labels = [""] * style.height
+    for place, text in _labels(up, style.height // 4):
+        labels[style.height - 1 - place] = text
     margin = max(len(label) for label in labels) + 1
     columns = max(style.width - margin - 1, 10)
     across = make_scale(places, columns)
     legend = [_legend(index, curve, len(curves), style) for index, curve in enumerate(curves)]
     if style.letters(len(curves)):
-        rows = _by_letters(curves, across, make_scale(values, style.height, 0.03))
+        rows = _by_letters(curves, across, up)
     else:
         rows = _by_dots(curves, across, make_scale(values, style.height * 4, 0.03), style)
     bar, tick = ("│", "┤") if style.unicode else ("|", "+")
@@ -54,14 +58,11 @@ def draw(curves: Sequence[Curve], axis: str, style: Style) -> list[str]:
     return [*legend, *field, *_bottom(curves, across, axis, margin, style)]
 
 
-def _labels(scale: Scale, height: int) -> list[str]:
-    """The label to the left of each row, from the top."""
-    chosen = ticks(scale, max(height // 4, 2))
+def _labels(scale: Scale, wanted: int, axis: str = "") -> list[tuple[int, str]]:
+    """(cell, text) of about `wanted` round numbers; of steps, only whole ones."""
+    chosen = [value for value in ticks(scale, max(wanted, 2)) if axis != "step" or value == int(value)]
     step = chosen[1] - chosen[0] if len(chosen) > 1 else abs(scale.high - scale.low)
-    labels = [""] * height
-    for value in chosen:
-        labels[height - 1 - scale.place(value)] = written(value, step)
-    return labels
+    return [(scale.place(value), written(value, step)) for value in chosen]
 
 
 def _legend(index: int, curve: Curve, count: int, style: Style) -> str:
@@ -69,7 +70,7 @@ def _legend(index: int, curve: Curve, count: int, style: Style) -> str:
     first, last = curve.points[0][1], curve.points[-1][1]
     arrow = "→" if style.unicode else "->"
     name = f"{LETTERS[index % len(LETTERS)]} {curve.run}" if style.letters(count) and count > 1 else curve.run
-    text = f"{name}  {curve.metric} {_short(first)} {arrow} {_short(last)}, {len(curve.points)} points"
+    text = f"{name}  {curve.metric} {short_number(first)} {arrow} {short_number(last)}, {len(curve.points)} points"
     if curve.attempts:
         text += f", last attempt {curve.attempts[-1][0]}"
     if curve.left_out:
@@ -78,21 +79,17 @@ def _legend(index: int, curve: Curve, count: int, style: Style) -> str:
     return f"\x1b[{COLOURS[index % len(COLOURS)]}m{text}\x1b[0m" if style.colour else text
 
 
-def _short(value: float) -> str:
+def short_number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _bottom(curves: Sequence[Curve], across: Scale, axis: str, margin: int, style: Style) -> list[str]:
     """The lines below the curves: the axis with ticks and marks for later attempts, the numbers, the name."""
     line, tick, corner, start = ("─", "┬", "└", "▲") if style.unicode else ("-", "+", "+", "^")
-    chosen = [value for value in ticks(across, max(across.places // 10, 2)) if axis != "step" or value == int(value)]
-    step = chosen[1] - chosen[0] if len(chosen) > 1 else abs(across.high - across.low)
     marks = [line] * across.places
     numbers = [" "] * (margin + 1 + across.places)
-    for value in chosen:
-        place = across.place(value)
+    for place, text in _labels(across, across.places // 10, axis):
         marks[place] = tick
-        text = written(value, step)
         begin = min(max(margin + 1 + place - len(text) // 2, 0), len(numbers) - len(text))
         if all(letter == " " for letter in numbers[max(begin - 1, 0) : begin + len(text) + 1]):
             numbers[begin : begin + len(text)] = text
@@ -150,12 +147,9 @@ def _path(curve: Curve, across: Scale, up: Scale) -> Iterator[tuple[int, int]]:
 
 def _thinned(places: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """The first, lowest, highest and last cell of each column."""
-    start = 0
-    for end in range(1, len(places) + 1):
-        if end == len(places) or places[end][0] != places[start][0]:
-            same = places[start:end]
-            yield from dict.fromkeys((same[0], min(same), max(same), same[-1]))
-            start = end
+    for _, column in groupby(places, lambda place: place[0]):
+        same = list(column)
+        yield from dict.fromkeys((same[0], min(same), max(same), same[-1]))
 
 
 def _between(left: tuple[int, int], right: tuple[int, int]) -> Iterator[tuple[int, int]]:
@@ -163,10 +157,8 @@ def _between(left: tuple[int, int], right: tuple[int, int]) -> Iterator[tuple[in
     steps = max(abs(right[0] - left[0]), abs(right[1] - left[1]), 1)
     for number in range(1, steps + 1):
         share = number / steps
-        yield (
-            math.floor(left[0] + (right[0] - left[0]) * share + 0.5),
-            math.floor(left[1] + (right[1] - left[1]) * share + 0.5),
-        )
+        column, height = (math.floor(a + (b - a) * share + 0.5) for a, b in zip(left, right, strict=True))
+        yield column, height
 
 
 # the script with which a job draws its loss.png
@@ -175,18 +167,12 @@ SCRIPT = Path("jobs") / "training" / "pictures.py"
 
 def write_png(curves: Sequence[Curve], axis: str, title: str, path: Path) -> Path:
     """Draw one panel per metric, with all runs, and return the file's absolute path."""
-    panels = [
-        {
-            "metric": metric,
-            "curves": [
-                {"name": curve.run, "points": curve.points, "starts": curve.attempts}
-                for curve in curves
-                if curve.metric == metric
-            ],
-        }
-        for metric in dict.fromkeys(curve.metric for curve in curves)
-    ]
-    return write_picture({"title": title, "axis": axis, "panels": panels}, path)
+    panels: dict[str, list[Mapping[str, object]]] = {}
+    for curve in curves:
+        drawn = {"name": curve.run, "points": curve.points, "starts": curve.attempts}
+        panels.setdefault(curve.metric, []).append(drawn)
+    listed = [{"metric": metric, "curves": drawn} for metric, drawn in panels.items()]
+    return write_picture({"title": title, "axis": axis, "panels": listed}, path)
 
 
 def write_picture(picture: Mapping[str, object], path: Path) -> Path:

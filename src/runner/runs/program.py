@@ -40,7 +40,16 @@ def find_script(word: str, project: Project) -> Path:
     if "/" in word or word.endswith(SUFFIXES):
         path = (project.start / Path(word).expanduser()).absolute()
         if path.is_file() or "/" in name:
-            return _checked(path, word)
+            if not path.is_file():
+                beside = path.parent.glob("*") if path.parent.is_dir() else ()
+                raise unknown("script", word, [each.name for each in beside if each.suffix in SUFFIXES])
+            if path.suffix not in SUFFIXES:
+                raise RunnerError(
+                    f"cannot launch {word!r} as a script",
+                    "the name of a script must end in .py or .sh",
+                    f"rename the script, or give the whole command: runner launch -- COMMAND {word}",
+                )
+            return path
     for root in project.roots:
         for suffix in ("",) if name.endswith(SUFFIXES) else SUFFIXES:
             path = root / "jobs" / (name + suffix)
@@ -53,19 +62,6 @@ def script_names(project: Project) -> tuple[str, ...]:
     """The names of the scripts in jobs/ of the project and of runner."""
     found = {path.stem for root in project.roots for path in (root / "jobs").glob("*") if path.suffix in SUFFIXES}
     return tuple(sorted(found - {"__init__", "conftest"}))
-
-
-def _checked(path: Path, word: str) -> Path:
-    if not path.is_file():
-        beside = path.parent.glob("*") if path.parent.is_dir() else ()
-        raise unknown("script", word, [each.name for each in beside if each.suffix in SUFFIXES])
-    if path.suffix not in SUFFIXES:
-        raise RunnerError(
-            f"cannot launch {word!r} as a script",
-            "the name of a script must end in .py or .sh",
-            f"rename the script, or give the whole command: runner launch -- COMMAND {word}",
-        )
-    return path
 
 
 def program_of_script(path: Path, project: Project) -> Program:

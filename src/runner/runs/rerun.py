@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,13 @@ from runner.images.build.build import build
 from runner.images.importer.importer import import_image
 from runner.images.importer.plan import ImportOptions, ImportRequest
 from runner.images.recipe import load_recipe
-from runner.machine import folders, process, sessions
+from runner.machine import folders, process
 from runner.machine.report import Report
 from runner.project import Project
-from runner.runs import diff, hub, lock, snapshot
+from runner.runs import diff, hub, lock, snapshot, submit
 from runner.runs.after import Dependencies
 from runner.runs.git import command
-from runner.runs.run import Run, find_run, save
+from runner.runs.run import PREPARING, Run, find_run, load, save
 from runner.runs.schedulers.scheduler import scheduler_of
 from runner.runs.secrets import write_record
 from runner.runs.snapshot import DIFF
@@ -70,12 +69,7 @@ def find(word: str, runs: Path) -> Locked:
     """The lock that the user named: a file, or the lock of a run. Raises RunnerError if it cannot be read."""
     path = Path(word).expanduser().resolve()
     path = path if path.is_file() else find_run(word, runs).folder / LOCK
-    try:
-        tables = lock.read(path.read_text())
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RunnerError(
-            f"cannot read the lock file {path}", str(error), "pass the name of a run, or the path of a lock.toml"
-        ) from error
+    tables = lock.load(path)
     if "files" not in tables:
         raise RunnerError(
             f"cannot launch the run of {path} again",
@@ -108,25 +102,17 @@ def losses(locked: Locked) -> tuple[str, ...]:
     )
 
 
-def need_image(locked: Locked, project: Project, environ: Mapping[str, str], report: Report, *, dry_run: bool) -> None:
-    """Rebuild or import the image if it is missing. Raises RunnerError if the same image is not available."""
-    table = locked.tables.get("image", {})
-    reference = str(table.get("reference", ""))
-    if not reference.startswith("/") or Path(reference).exists():
-        return
-    if dry_run:
-        report.say(f"would rebuild image {Path(reference).name} from {table.get('source')}")
-        return
-    restore_image(table, locked.tables.get("recipe", {}), project, environ, report)
-
-
 def same_bytes(locked: Locked, runs: Path, report: Report, tags: Sequence[str] = ()) -> Run:
     """Start a new run from the exact files of an earlier one."""
-    tables, names = locked.tables, locked.code or ()
+    tables, names, old = locked.tables, locked.code or (), load(locked.folder)
     folder = folders.take_numbered(runs, str(tables["job"]["name"]))
     with ExitStack() as undo:
         undo.callback(folders.remove, folder)
-        run = _record(locked, folder, tags)
+        run = replace(
+            old, name=folder.name, folder=folder, created=datetime.now().astimezone().isoformat(), state=PREPARING,
+            job_ids=(), host="", process="", slurm=scheduler_of(old.scheduler).version(), tags=tuple(tags), sweep="",
+            parameters=old.parameters if tables["job"].get("batch") else {}, after=(),
+        )  # fmt: skip
         save(run)
         folders.copy(tables["files"], locked.folder, folder)
         folders.make(run.code)
@@ -135,37 +121,8 @@ def same_bytes(locked: Locked, runs: Path, report: Report, tags: Sequence[str] =
             folders.copy((DIFF,), locked.folder, folder)
         mine = {**tables["run"], "name": run.name, "created": run.created, "again": locked.name}
         write_record(folder / LOCK, lock.lock_text({**tables, "run": mine}))
-        with sessions.uninterrupted():
-            scheduler = scheduler_of(run.scheduler)
-            run = scheduler.start(run, Dependencies(), report)
-            undo.pop_all()
-            save(run)
-            return scheduler.start_chain(run, int(tables["job"].get("chain", 0)))
-
-
-def _record(locked: Locked, folder: Path, tags: Sequence[str]) -> Run:
-    tables = locked.tables
-    resources = tables["job.resources"]
-    return Run(
-        name=folder.name,
-        folder=folder,
-        job=tables["job"]["name"],
-        site=tables["run"]["site"],
-        scheduler=tables["site.values"]["scheduler"],
-        created=datetime.now().astimezone().isoformat(),
-        environment=tables["environment"]["name"],
-        engine=tables["environment"]["engine"],
-        image=tables["image"]["reference"],
-        command_line=tuple(tables["run"]["command_line"]),
-        project=tables["run"]["project"],
-        slurm=scheduler_of(tables["site.values"]["scheduler"]).version(),
-        nodes=resources["nodes"],
-        processes_per_node=resources["tasks_per_node"],
-        tags=tuple(tags),
-        parameters=tables.get("sweep", {}) if tables["job"].get("batch") else {},
-        restarts=bool(tables.get("job.restart")),
-        gpu_hours=tables.get("job.restart", {}).get("gpu_hours", 0),
-    )
+        undo.pop_all()
+    return submit.start(run, Dependencies(), int(tables["job"].get("chain", 0)), report)
 
 
 def differences(locked: Locked, run: Run) -> tuple[str, ...]:
@@ -216,21 +173,29 @@ def code_from_git(code: Table, root: Path, target: Path, diff: Path | None) -> t
     return tuple(lost)
 
 
-def restore_image(table: Table, recipe: Table, project: Project, environ: Mapping[str, str], report: Report) -> None:
-    """Recreate the lock's squashfs file if it is missing: from its recipe, or else from the source of the import.
+def need_image(locked: Locked, project: Project, environ: Mapping[str, str], report: Report, *, dry_run: bool) -> None:
+    """Recreate the squashfs file if it is missing: from its recipe, or else from the source of the import.
 
     Raises RunnerError if the result is a different image.
     """
-    path = Path(table["reference"])
+    table, recipe = locked.tables.get("image", {}), locked.tables.get("recipe", {})
+    path = Path(str(table.get("reference", "")))
     name, source = recipe.get("name", ""), table.get("source", "")
+    if not path.is_absolute() or path.exists():
+        return
+    if dry_run:
+        report.say(f"would rebuild image {path.name} from {table.get('source')}")
+        return
     options = ImportOptions(architecture=table.get("architecture") or None)
     report.say(f"the image {path.name} no longer exists; rebuilding it from {f'the recipe {name}' if name else source}")
     if name:
         platform = f"linux/{table['architecture']}" if table.get("architecture") else None
         build(load_recipe(name, project), BuildOptions(platform=platform), environ, report)
         source = name
-    request = ImportRequest(_pinned(source, table), path.parent, project, environ, options)
-    made = import_image(request, report).squashfs
+    digest = table.get("digest", "")
+    # the tag of a registry reference may have moved
+    pinned = f"{source}@{digest}" if source.startswith("docker://") and digest and "@" not in source else source
+    made = import_image(ImportRequest(pinned, path.parent, project, environ, options), report).squashfs
     if made.path != path:
         raise RunnerError(
             f"cannot restore the image {path.name}",
@@ -238,9 +203,3 @@ def restore_image(table: Table, recipe: Table, project: Project, environ: Mappin
             + (f"; the run used the recipe {recipe.get('content')}, at {recipe.get('revision', '?')}" if name else ""),
             "check out that version of the recipe and try again, or launch again with the current image",
         )
-
-
-def _pinned(source: str, table: Table) -> str:
-    """A registry reference with the recorded digest, because the tag may have moved."""
-    digest = table.get("digest", "")
-    return f"{source}@{digest}" if source.startswith("docker://") and digest and "@" not in source else source

@@ -119,7 +119,8 @@ def _compute(computed: dict[str, Setting], layers: Sequence[Layer], site: Site, 
     def default(name: str, value: object) -> None:
         computed[name] = Setting(value, DEFAULT)
 
-    default("name", _name_of(program))
+    name = program.rstrip("/").rsplit("/", 1)[-1].removesuffix(".py").removesuffix(".sh")
+    default("name", re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:60] or "job")
     default("launcher", "none")
     gpus = setting_of("gpus_per_node", layers).value
     without_gpus = setting_of("cpu_tasks_per_node", layers)  # the default for jobs that can run with and without GPUs
@@ -127,18 +128,12 @@ def _compute(computed: dict[str, Setting], layers: Sequence[Layer], site: Site, 
     if gpus == 0 and without_gpus.value is not None:
         computed["tasks_per_node"] = without_gpus
     default("cpus_per_task", max(1, _cpus(site, gpus) // max(1, setting_of("tasks_per_node", layers).value)))
-    if memory := _memory(site, gpus):
-        computed["memory"] = Setting(memory, _site_origin(site, "memory_per_gpu"))
+    if gpus and (limit := re.fullmatch(r"(\d+)([KMGT]?)", site.memory_per_gpu or "")):
+        computed["memory"] = Setting(f"{int(limit[1]) * gpus}{limit[2]}", _site_origin(site, "memory_per_gpu"))
     default("preflight", gpus > 0 and not site.is_local)
     chain = setting_of("chain", layers).value
     if chain:  # each job of a chain continues after the time limit of the one before
         default("restart", Restart(time_limit=chain - 1))
-
-
-def _name_of(program: str) -> str:
-    """The default name of a job: that of the script or the program."""
-    word = program.rstrip("/").rsplit("/", 1)[-1].removesuffix(".py").removesuffix(".sh")
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", word).strip("-.")[:60] or "job"
 
 
 def _notes(found: Mapping[str, Setting], site: Site) -> tuple[str, ...]:
@@ -166,12 +161,6 @@ def _cpus(site: Site, gpus: int) -> int:
     if site.cpus_per_gpu and gpus:
         return min(site.cpus_per_gpu * gpus, site.cpus_per_node or site.cpus_per_gpu * gpus)
     return site.cpus_per_node or 0
-
-
-def _memory(site: Site, gpus: int) -> str | None:
-    """The memory to request, if the site limits it per GPU; else None."""
-    found = re.fullmatch(r"(\d+)([KMGT]?)", site.memory_per_gpu or "")
-    return f"{int(found[1]) * gpus}{found[2]}" if found and gpus else None
 
 
 _SAVE_KEY = "checkpoint_seconds"  # key of an entry in metrics.jsonl: how long a save took

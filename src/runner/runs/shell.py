@@ -102,7 +102,7 @@ def prepared(
     site, why = find_site(request.site, environ)
     if request.without_scheduler:
         site = replace(site, scheduler=LOCAL)
-    run = _run(request.where, site.runs(environ, project), project)
+    run = named_run(request.where, site.runs(environ, project), project)
     if run is not None:
         yield _call(_place_of_run(run, environ, report), request, environ, report, write=not dry_run)
         return
@@ -116,7 +116,7 @@ def prepared(
         raise missing_image(image, environment, environ)
     say = report.detail if request.files else report.say  # with `files`, `prefetch` has already printed it
     say(f"environment {environment.name}, site {site.name}")
-    environment = run_environment(_in_live_folder(environment, project, say), image)
+    environment = run_environment(in_live_folder(environment, project, say), image)
     runs = site.runs(environ, project)
     if dry_run:
         folder = runs / ".shell-NNNN"
@@ -132,7 +132,7 @@ def prepared(
         folders.remove(folder)
 
 
-def _run(word: str | None, runs: Path, project: Project) -> Run | None:
+def named_run(word: str | None, runs: Path, project: Project) -> Run | None:
     """The run that a word names; None if it names an environment."""
     if word is None:
         return None
@@ -144,7 +144,7 @@ def _run(word: str | None, runs: Path, project: Project) -> Run | None:
     return None
 
 
-def _in_live_folder(environment: Environment, project: Project, say: Callable[[str], None]) -> Environment:
+def in_live_folder(environment: Environment, project: Project, say: Callable[[str], None]) -> Environment:
     """The environment with the user's project folder mounted at the same path, and as working directory."""
     root = project.root or project.start
     if is_shared_place(root):
@@ -204,11 +204,11 @@ def _call(place: _Place, request: ShellRequest, environ: Mapping[str, str], repo
     variables = {**environ, **own}
     for name, value in attachment.exports.items():
         own[name] = variables[name] = expand(value, variables, name)
+    prefix = tuple(expand(word, variables, "a word of the engine") for word in attachment.prefix)
     if place.site.is_local:
-        prefix = tuple(expand(word, variables, "a word of the engine") for word in attachment.prefix)
-        argv: tuple[str, ...] = (*prefix, *command)
-    else:
-        argv = _srun(place, attachment, command, request, variables)
+        return Call((*prefix, *command), own, place.folder)
+    flags = tuple(expand(word, variables, "a flag of the engine") for word in attachment.flags)
+    argv = _srun(place, replace(attachment, flags=flags, prefix=prefix), command, request)
     return Call(argv, own, place.folder)
 
 
@@ -225,19 +225,12 @@ def _like_a_task(place: _Place) -> tuple[str, ...]:
     return ("/bin/sh", "-c", " && ".join([*steps, 'exec "$@"']), "sh")
 
 
-def _srun(
-    place: _Place, attachment: Attachment, command: tuple[str, ...], request: ShellRequest, variables: Mapping[str, str]
-) -> tuple[str, ...]:
+def _srun(place: _Place, attachment: Attachment, command: tuple[str, ...], request: ShellRequest) -> tuple[str, ...]:
     process.need(("srun",))
     given = {**request.given, **command_line({"command": command, "tasks_per_node": 1})}
     job = resolve((given,), place.environment, place.site)
-    live = replace(
-        attachment,
-        flags=tuple(expand(word, variables, "a flag of the engine") for word in attachment.flags),
-        prefix=tuple(expand(word, variables, "a word of the engine") for word in attachment.prefix),
-    )
     argv = slurm_commands.shell(
-        live, command, place.job_id or None, pty=request.terminal, resources=job.resources, site=place.site
+        attachment, command, place.job_id or None, pty=request.terminal, resources=job.resources, site=place.site
     )
     return (argv[0], *place.site.srun, *job.srun, *argv[1:])
 

@@ -17,7 +17,9 @@ from typing import NamedTuple
 from runner.errors import RunnerError
 from runner.machine import folders, process
 from runner.machine.files import explain
+from runner.runs import sent
 from runner.runs.git import Git, Question, command, work_tree
+from runner.runs.sent import SENT
 
 FILE_LIMIT_BYTES = 10 * 2**20
 DIFF = "code.diff"
@@ -27,7 +29,7 @@ UNTRACKED_LIMIT = 10_000
 files are untracked"""
 # never code, in any folder
 _NOT_CODE = {".git", ".nox", ".tox", ".venv", "venv", "__pycache__", "node_modules", ".mypy_cache", ".ruff_cache",
-             ".pytest_cache", ".ipynb_checkpoints", "wandb"}  # fmt: skip
+             ".pytest_cache", ".ipynb_checkpoints", "wandb", SENT}  # fmt: skip
 # usually not code, unless git tracks them
 _BIG = {"data", "datasets", "runs", "outputs", "checkpoints", "models"}
 # usually contain secrets, unless git tracks them
@@ -90,7 +92,7 @@ def plan(main: Path | None, script: Path | None = None, shipped: Path | None = N
 def begin(main: Path | None, script: Path | None, shipped: Path | None) -> Callable[[], Snapshot]:
     """Start git in the background, and return a function that waits for it and makes the plan."""
     has_git = main is not None and work_tree(main) is not None and process.which("git") is not None
-    question = Question(main) if main is not None and has_git else None
+    question = Question(main) if main is not None and has_git and not (main / SENT).is_dir() else None
     return lambda: _plan(main, script, shipped, question)
 
 
@@ -100,7 +102,7 @@ def _plan(main: Path | None, script: Path | None, shipped: Path | None, question
     notes: list[str] = []
     git = None
     if main is not None:
-        names, git, said = _names(main, question)
+        names, git, left_out, said = sent.names_and_state(main) or _names(main, question)
         notes += said
         tracked = set(names) - set(git.untracked) if git else set()
         source, dropped = _measure(main, names, tracked)
@@ -140,27 +142,29 @@ def copy(snapshot: Snapshot, code: Path) -> None:
 
 def write_diff(snapshot: Snapshot, run_folder: Path) -> None:
     """Write git's diff against the commit to RUN/code.diff."""
-    if snapshot.git and snapshot.git.modified:
+    copied = snapshot.sources[0].root / SENT / DIFF if snapshot.sources else Path(DIFF)
+    if snapshot.git and copied.is_file():
+        folders.copy((DIFF,), copied.parent, run_folder)
+    elif snapshot.git and snapshot.git.modified:
         # git writes the file itself, so that line ends and bytes that are not UTF-8 are not changed
         words = ("diff", "HEAD", "--binary", "--no-color", "--no-ext-diff", "--relative")
         process.run(command(snapshot.sources[0].root, *words, f"--output={run_folder}/{DIFF}"))
 
 
-def _names(root: Path, question: Question | None) -> tuple[tuple[str, ...], Git | None, list[str]]:
-    """(the files of a folder, its state in git, messages for the user)."""
+def _names(root: Path, question: Question | None) -> sent.Names:
     if question is None:
         note = "git is not installed here: the commit and your changes are not recorded"
-        return _walk(root), None, [note] if work_tree(root) is not None else []
+        return _walk(root), None, [], [note] if work_tree(root) is not None else []
     answer = question.answer()
     if isinstance(answer, str):
-        return _walk(root), None, [f"git does not answer ({answer}): the commit and your changes are not recorded"]
+        return _walk(root), None, [], [f"git does not answer ({answer}): the commit and your changes are not recorded"]
     tracked, git = answer
     code = tuple(name for name in git.untracked if not _skip(name))
     if len(code) > UNTRACKED_LIMIT:
         raise _too_many(root, code, git=True)
     others = sum(not name.startswith("runs/") for name in git.untracked) - len(code)
     note = f"{others} untracked files are left out of the code snapshot: caches, data, outputs or secrets"
-    return (*tracked, *code), replace(git, untracked=code), [note] if others else []
+    return (*tracked, *code), replace(git, untracked=code), [], [note] if others else []
 
 
 def _too_many(root: Path, names: Sequence[str], *, git: bool) -> RunnerError:
@@ -354,14 +358,18 @@ def _sums(files: Iterable[tuple[str, Path]], *, careful: bool = False) -> dict[s
     sums: dict[str, str] = {}
     try:
         for name, path in files:
-            status = os.lstat(path)
-            if stat.S_ISLNK(status.st_mode):
-                kind, data = "link", os.fsencode(path.readlink())
-            else:
-                kind, data = "program" if status.st_mode & stat.S_IXUSR else "file", path.read_bytes()
-                if careful:
-                    secrets.refuse(data, f"the code snapshot ({name})")
+            kind, data = content_of(path)
+            if careful and kind != "link":
+                secrets.refuse(data, f"the code snapshot ({name})")
             sums[name] = f"{kind} {hashlib.sha256(data).hexdigest()}"
     except OSError as error:
         raise explain(error, f"read {error.filename}") from error
     return sums
+
+
+def content_of(path: Path) -> tuple[str, bytes]:
+    """(link, program or file; the content). Raises OSError."""
+    status = os.lstat(path)
+    if stat.S_ISLNK(status.st_mode):
+        return "link", os.fsencode(path.readlink())
+    return "program" if status.st_mode & stat.S_IXUSR else "file", path.read_bytes()

@@ -52,6 +52,11 @@ class RunStatus:
         """Whether the run waits or runs."""
         return self.state in ACTIVE
 
+    @property
+    def may_be_active(self) -> bool:
+        """Whether the run waits or runs, or the scheduler does not know."""
+        return self.active or self.state == "UNKNOWN"
+
     def record(self) -> dict[str, object]:
         """What --json prints."""
         own = {key: value for key, value in asdict(self).items() if key not in ("run", "progress", "live")}
@@ -100,16 +105,12 @@ def gpu_hours(run: Run, now: float) -> float | None:
     A killed attempt has not recorded its end. It counts up to its last sign of life; the newest one, which may still
     run, counts up to `now`.
     """
-    seconds = 0.0
-    gpus_seen = False
-    attempts = run.attempts
+    attempts, spent = run.attempts, list[float]()
     for attempt in attempts:
-        if attempt.started is None or not attempt.gpus:
-            continue
-        gpus_seen = True
-        last = now if attempt == attempts[-1] and attempt.ended is None else attempt.last_sign
-        seconds += attempt.gpus * max(0.0, (last or now) - attempt.started)
-    return round(seconds / 3600, 3) if gpus_seen else None
+        if attempt.started is not None and attempt.gpus:
+            last = now if attempt == attempts[-1] and attempt.ended is None else attempt.last_sign
+            spent.append(attempt.gpus * max(0.0, (last or now) - attempt.started))
+    return round(sum(spent) / 3600, 3) if spent else None
 
 
 SHORTEST, LONGEST, GROWTH = 2.0, 30.0, 1.3  # seconds between two queries; the pause grows while nothing changes

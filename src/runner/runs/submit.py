@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -15,8 +16,8 @@ from runner.images.squashfs_file import with_sha256
 from runner.machine import files, folders, secrets, sessions
 from runner.machine.report import Report
 from runner.runs import after, checks, lock, snapshot
+from runner.runs.after import Dependencies
 from runner.runs.batch import Batch
-from runner.runs.image import LaunchImage
 from runner.runs.launch import RunPlan
 from runner.runs.run import Run, save
 from runner.runs.schedulers.scheduler import scheduler_of
@@ -53,13 +54,18 @@ def submit(plan: RunPlan, runs: Path, command_line: Sequence[str], report: Repor
     plan = checked(plan, runs, report)
     waits = after.still_pending(plan.waits)
     run = made(plan, runs, command_line, report, tags)
+    return start(run, waits, plan.job.chain, report)
+
+
+def start(run: Run, waits: Dependencies, links: int, report: Report) -> Run:
+    """Start the job of a complete run folder, or the chain of `links` jobs. On any failure, the folder is removed."""
     with ExitStack() as undo, sessions.uninterrupted():
         undo.callback(folders.remove, run.folder)
         scheduler = scheduler_of(run.scheduler)
         run = scheduler.start(run, waits, report)
         undo.pop_all()
         save(run)
-        return scheduler.start_chain(run, plan.job.chain)
+        return scheduler.start_chain(run, links)
 
 
 def checked(plan: RunPlan, runs: Path, report: Report) -> RunPlan:
@@ -68,11 +74,18 @@ def checked(plan: RunPlan, runs: Path, report: Report) -> RunPlan:
     for note in check_room(runs):
         report.warn(note)
     secrets.check()
+    options = plan.batch.options if plan.batch else re.findall(r"^#SBATCH --([\w-]+)", plan.script, re.MULTILINE)
+    scheduler_of(plan.site.scheduler).check_options(options, report)
     if plan.batch is not None:
         plan = _without_secrets(plan, plan.batch, report)
-    taken = snapshot.summed(plan.snapshot)
+    taken, image = snapshot.summed(plan.snapshot), plan.image
     _tell_left_out(plan.snapshot, taken, report)
-    return replace(plan, image=_with_sha256(plan.image, report), snapshot=taken)
+    if (squashfs := image.squashfs) is not None and not squashfs.sha256:
+        size = f"{squashfs.size_bytes / 1e9:.1f} GB"
+        report.say(f"computing the SHA-256 of {squashfs.path.name} ({size}) for the run's lock file (once per image)")
+        with files.explained(f"read {squashfs.path}"):
+            image = image._replace(squashfs=with_sha256(squashfs))
+    return replace(plan, image=image, snapshot=taken)
 
 
 def _without_secrets(plan: RunPlan, batch: Batch, report: Report) -> RunPlan:
@@ -134,17 +147,6 @@ def made(
         _write(plan, run, report)
         undo.pop_all()
     return run
-
-
-def _with_sha256(image: LaunchImage, report: Report) -> LaunchImage:
-    """The image with the sha256 of its file, for the lock. Raises RunnerError if the file cannot be read."""
-    squashfs = image.squashfs
-    if squashfs is None or squashfs.sha256:
-        return image
-    size = f"{squashfs.size_bytes / 1e9:.1f} GB"
-    report.say(f"computing the SHA-256 of {squashfs.path.name} ({size}) for the run's lock file (once per image)")
-    with files.explained(f"read {squashfs.path}"):
-        return image._replace(squashfs=with_sha256(squashfs))
 
 
 def _write(plan: RunPlan, run: Run, report: Report) -> None:

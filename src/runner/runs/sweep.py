@@ -127,22 +127,18 @@ def array_script(plan: RunPlan, count: int, at_once: int | None) -> str:
     """The batch script of the array: task N starts the run behind the link N. It has the directives of the runs."""
     if plan.batch is not None:
         return "# A sweep over a batch script. Each run is a job of its own, which N/submit.sh submits.\n"
-    own = [line for line in plan.script.splitlines() if re.match("#SBATCH (?!--output=)", line)]
+    own = "\n".join(line for line in plan.script.splitlines() if re.match("#SBATCH (?!--output=)", line))
     limit = f"%{at_once}" if at_once else ""
-    return "\n".join(
-        (
-            "#!/bin/bash",
-            *own,
-            "#SBATCH --output=%a/job.log",
-            f"#SBATCH --array=0-{count - 1}{limit}",
-            "#",
-            "# A sweep: task N is the run behind the link N in this folder. The whole submission: "
-            f"cd SWEEP && sbatch {ARRAY}",
-            'cd "$SLURM_ARRAY_TASK_ID" || exit 1',
-            f"exec bash {SCRIPT}",
-            "",
-        )
-    )
+    return f"""\
+#!/bin/bash
+{own}
+#SBATCH --output=%a/job.log
+#SBATCH --array=0-{count - 1}{limit}
+#
+# A sweep: task N is the run behind the link N in this folder. The whole submission: cd SWEEP && sbatch {ARRAY}
+cd "$SLURM_ARRAY_TASK_ID" || exit 1
+exec bash {SCRIPT}
+"""
 
 
 def submit_sweep(

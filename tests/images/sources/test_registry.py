@@ -19,7 +19,7 @@ import pytest
 
 from runner.errors import RunnerError
 from runner.images.reference import Reference, registry_reference
-from runner.images.sources.registry.repository import LayeredImage, open_registry_image
+from runner.images.sources.registry.repository import LayeredImage, ask_digest, open_registry_image
 from runner.images.sources.registry.tokens import parse_challenges
 from runner.images.sources.registry.web import Patience, Web, is_loopback, proxy_for
 from runner.machine import probe
@@ -270,6 +270,15 @@ def test_the_login_goes_to_the_token_server_and_the_token_to_the_registry(made: 
         assert all(seen.headers["Authorization"].startswith("Basic ") for seen in server.tokens.requests)
         sent = {seen.headers.get("Authorization", "") for seen in server.registry.requests}
     assert sent == {"", "Bearer token-0"}
+
+
+def test_the_digest_of_a_tag_needs_a_token_and_no_pull(made: Made, environ: dict[str, str]) -> None:
+    """Docker Hub counts each GET of a manifest."""
+    with Guarded(made) as server:
+        name = f"{server.registry.address}/team/app:1"
+        assert ask_digest(registry_reference(name), environ, 0) == made.index
+        asked = [(seen.method, seen.path) for seen in server.registry.requests]
+    assert ("HEAD", "/v2/team/app/manifests/1") in asked and ("GET", "/v2/team/app/manifests/1") not in asked
 
 
 def test_a_token_that_has_run_out_is_renewed(made: Made, environ: dict[str, str]) -> None:

@@ -36,9 +36,9 @@ def noise(size: int, seed: int = 1) -> bytes:
 
 @contextmanager
 def downloads(server: Hostile, connections: int = 4, patience: Patience = QUICK) -> Iterator[Downloads]:
-    web = Web({}, patience=patience)
+    web = Web({}, connections=connections, patience=patience)
     repository = Repository(registry_reference(f"{server.address}/team/image:1"), web, Search(None, ()))
-    made = Downloads(repository.blob, web, registry=server.address, connections=connections)
+    made = Downloads(repository.blob, web, server.address)
     try:
         yield made
     finally:

@@ -21,7 +21,6 @@ import pytest
 
 from runner.errors import RunnerError
 from runner.images.layers.layer import ViewReader
-from runner.images.squashfs import disk
 from runner.images.squashfs.compression import Compress, Compression
 from runner.images.squashfs.data import NO_FRAGMENT, DataWriter, Directory, FileData, Leaf, Run
 from runner.images.squashfs.tables import write_tables
@@ -84,7 +83,7 @@ def test_the_bytes_do_not_depend_on_the_order_in_which_names_were_put_in(tmp_pat
 def test_a_copied_run_reads_as_the_first(by_kernel: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its bytes are the same; only where it lies, and the numbers of its fragments, are others."""
     if not by_kernel:
-        monkeypatch.setattr(disk, "_by_kernel", lambda *_: 0)
+        monkeypatch.setattr(os, "copy_file_range", lambda *_: 0)
     below, above = contents(3, 120), contents(4, 60)
     with (tmp_path / "old").open("wb") as out, DataWriter(out, SMALL, 2) as data:
         put(data, contents(5, 30))
@@ -94,7 +93,7 @@ def test_a_copied_run_reads_as_the_first(by_kernel: bool, tmp_path: Path, monkey
         _, first = put(data, above)
         copy = data.copy_run(old, run)
         _, last = put(data, above)
-        held = [*first, *(FileData.at(copy, kept.place) for kept in held), *last]
+        held = [*first, *(FileData(copy, kept.place) for kept in held), *last]
         write_tables(out, data, tree_of(held), time=0, compression=SMALL)
     old_bytes, new_bytes = (tmp_path / "old").read_bytes(), (tmp_path / "new").read_bytes()
     assert old_bytes[run.offset : run.offset + run.length] == new_bytes[copy.offset : copy.offset + copy.length] != b""
@@ -116,7 +115,7 @@ def test_a_run_packed_anew_equals_its_copy(tmp_path: Path) -> None:
             else:
                 with (tmp_path / "full").open("rb") as full:
                     copy = data.copy_run(full, full_run)
-                first = [FileData.at(copy, kept.place) for kept in full_held]
+                first = [FileData(copy, kept.place) for kept in full_held]
                 _, second = put(data, layers[1])
             write_tables(out, data, tree_of([*first, *second]), time=0, compression=SMALL)
         images.append((tmp_path / name).read_bytes())
@@ -242,7 +241,7 @@ def test_a_thread_that_cannot_be_started_is_said(monkeypatch: pytest.MonkeyPatch
     start = threading.Thread.start
 
     def one(self: threading.Thread) -> None:
-        if self.name == "compress 1":
+        if self.name == "compress_1":
             raise RuntimeError("can't start new thread")
         start(self)
 
@@ -250,7 +249,8 @@ def test_a_thread_that_cannot_be_started_is_said(monkeypatch: pytest.MonkeyPatch
     with nothing_left(), (tmp_path / "a").open("wb") as out, DataWriter(out, SMALL, 2) as data:
         data.begin_run()
         with pytest.raises(RunnerError, match="cannot start the threads") as raised:
-            data.add(BATCH + 1, Counted())
+            for _ in range(100):
+                data.add(BATCH + 1, Counted())
         assert "ulimit -u" in raised.value.fix
 
 
@@ -340,13 +340,12 @@ def test_nothing_is_a_squashfs_before_its_tables_are_written(tmp_path: Path) -> 
 def test_equal_places_take_few_bytes() -> None:
     """A content's place says what it was made of, in blocks or in a fragment."""
     run = Run(100, first_fragment=7)
-    small = FileData(run, 4095, fragment=70_000, fragment_offset=1_000_000)
+    small = FileData(run, ((70_000 + 1) << 20 | 1_000_000) << 20 | 4095)
     assert small.located() == (4095, 0, b"", 70_007, 1_000_000)
-    large = FileData(run, 1 << 40, 5, b"1234")
+    large = FileData(run, (1 << 40, 5, b"1234"))
     assert large.located() == (1 << 40, 105, b"1234", NO_FRAGMENT, 0)
     assert FileData(run, 0).located() == (0, 0, b"", NO_FRAGMENT, 0)
-    other = Run(9)
-    assert FileData.at(other, large.place).run is other and large.run is run
+    assert FileData(Run(9), large.place).located()[1] == 14, "a copy of the run has the same places"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import ModuleType
 
+from runner.detection import slurm_plugins
 from runner.environments.edf import parse_mount
 from runner.environments.engines import ce
 from runner.environments.engines.shared import (
@@ -19,6 +20,7 @@ from runner.environments.engines.shared import (
 )
 from runner.environments.environment import Attachment, Environment, emit_edf
 from runner.errors import unknown
+from runner.machine import probe, process
 from runner.site import Site
 
 ENGINES = ("ce", "sarus", "pyxis", "enroot", "podman", "docker", "apptainer", "sandbox", "host")
@@ -91,9 +93,6 @@ def choose(site: Site) -> tuple[str, str]:
     """(the engine to use on a site, the reason). `auto` selects one that this machine supports."""
     if site.engine != "auto":
         return site.engine, f"set by site {site.name}"
-    from runner.detection import slurm_plugins  # slow to import
-    from runner.machine import process
-
     if not site.is_local:
         for flag, engine in PLUGINS.items():
             if flag in slurm_plugins():
@@ -109,8 +108,6 @@ def choose(site: Site) -> tuple[str, str]:
 
 def why_no_sandbox() -> str | None:
     """Why the sandbox cannot be used on this machine; None if it can."""
-    from runner.machine import probe, process
-
     if process.which("bwrap") is None:
         return "bubblewrap is not installed"
     if process.which("unsquashfs") is None and not (probe.fuse_usable() and process.which("squashfuse")):

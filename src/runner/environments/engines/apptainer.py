@@ -27,9 +27,8 @@ def attach(environment: Environment, site: Site) -> Attachment:
     check_edf(environment, "apptainer")
     if environment.entrypoint:
         why = "`apptainer exec` never runs the entrypoint, and `apptainer run` does not accept a command"
-        raise refuse(
-            environment, "entrypoint", "apptainer", why, "put the entrypoint's program at the start of the command"
-        )
+        fix = "put the entrypoint's program at the start of the command"
+        raise refuse(environment, "entrypoint", "apptainer", why, fix)
     exports, inside = split_env(environment)
     image, workdir = image_text(environment, "apptainer"), fixed_workdir(environment)
     prefix = (
@@ -43,7 +42,4 @@ def attach(environment: Environment, site: Site) -> Attachment:
         image if environment.is_squashfs else f"docker://{dialect(slashed(environment, 'apptainer'), 'image')}",
         *inside,
     )
-    return Attachment(
-        prefix=prefix,
-        exports={f"APPTAINERENV_{name}": value for name, value in exports.items()},
-    )
+    return Attachment(prefix=prefix, exports={f"APPTAINERENV_{name}": value for name, value in exports.items()})

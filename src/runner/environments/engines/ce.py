@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from runner.environments.engines.shared import MOUNT_OPTIONS, MountSyntax, bare_squashfs, map_texts, refuse
+from runner.environments.engines.shared import MOUNT_OPTIONS, MountSyntax, bare_squashfs, refuse, texts
 from runner.environments.environment import Attachment, Environment
+from runner.machine import process
 from runner.site import Site
 
 FILE = "environment.toml"
@@ -21,44 +22,22 @@ DECIDED = ("mounts",)
 def check_edf(environment: Environment, engine: str = "ce") -> None:
     """Raise RunnerError for anything that an EDF of the Container Engine cannot express."""
     if environment.devices:
-        raise refuse(
-            environment,
-            "devices",
-            engine,
-            "only Sarus Suite has the key `devices`; this engine selects GPUs with NVIDIA_VISIBLE_DEVICES",
-            'remove `devices`; for an image that is not NVIDIA\'s, add NVIDIA_VISIBLE_DEVICES = "all" to [env]',
-        )
+        why = "only Sarus Suite has the key `devices`; this engine selects GPUs with NVIDIA_VISIBLE_DEVICES"
+        fix = 'remove `devices`; for an image that is not NVIDIA\'s, add NVIDIA_VISIBLE_DEVICES = "all" to [env]'
+        raise refuse(environment, "devices", engine, why, fix)
     if bare_squashfs(environment):
-        raise refuse(
-            environment,
-            "image",
-            engine,
-            f"{environment.image!r} would be read as the name of an image in a registry",
-            f"write an absolute path, or ./{environment.image}",
-        )
-    if engine == "ce":
-        _check_escapes(environment)
-    for index, mount in enumerate(environment.mounts):
-        if any(character in mount.source + mount.target for character in MOUNTS.separators):
-            raise refuse(
-                environment,
-                f"mounts.{index}",
-                engine,
-                f"{mount.text()!r}: colons separate the fields of a mount, and a colon or newline cannot be escaped",
-                "rename the folder, or mount a symlink whose path has no colon; ${VAR:-default} contains a colon too",
-            )
-
-
-def _check_escapes(environment: Environment) -> None:
-    """Raise RunnerError for the literal text `${` without a closing brace: only `$${NAME}` is a documented escape."""
-
-    def check(text: str, field: str) -> str:
+        why = f"{environment.image!r} would be read as the name of an image in a registry"
+        raise refuse(environment, "image", engine, why, f"write an absolute path, or ./{environment.image}")
+    for field, text in texts(environment) if engine == "ce" else ():
+        # only `$${NAME}` is a documented escape
         if re.search(r"\$\$\{[^}]*$", text):
             why = f"{text!r} has `${{` without a closing brace; the engine does not document this case"
-            raise refuse(environment, field, "ce", why, "set this value in the job's `setup` instead")
-        return text
-
-    map_texts(environment, check)
+            raise refuse(environment, field, engine, why, "set this value in the job's `setup` instead")
+    for index, mount in enumerate(environment.mounts):
+        if any(character in mount.source + mount.target for character in MOUNTS.separators):
+            why = f"{mount.text()!r}: colons separate the fields of a mount, and a colon or newline cannot be escaped"
+            fix = "rename the folder, or mount a symlink whose path has no colon; ${VAR:-default} contains a colon too"
+            raise refuse(environment, f"mounts.{index}", engine, why, fix)
 
 
 def attach(environment: Environment, site: Site) -> Attachment:
@@ -87,8 +66,6 @@ def lost_path(image: Path) -> str:
 
 def _content(image: Path, name: str) -> str:
     """A file of a squashfs image; empty if it cannot be read here."""
-    from runner.machine import process  # slow to import
-
     if not image.is_file() or process.which("unsquashfs") is None:
         return ""
     return process.run(("unsquashfs", "-cat", str(image), name), check=False).stdout

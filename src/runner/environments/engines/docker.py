@@ -13,11 +13,7 @@ DECIDED: tuple[str, ...] = ()
 def attach(environment: Environment, site: Site) -> Attachment:
     """The script, its configuration, and the words that start it."""
     if environment.is_squashfs:
-        raise refuse(
-            environment,
-            "image",
-            "docker",
-            f"docker runs only images from its storage or a registry, but {environment.image!r} is a squashfs file",
-            "use the engine podman or sandbox, or set `image` to the name of an image",
-        )
+        why = f"docker runs only images from its storage or a registry, but {environment.image!r} is a squashfs file"
+        fix = "use the engine podman or sandbox, or set `image` to the name of an image"
+        raise refuse(environment, "image", "docker", why, fix)
     return podman.attach(environment, site, "docker")

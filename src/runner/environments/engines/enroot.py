@@ -31,13 +31,9 @@ def attach(environment: Environment, site: Site) -> Attachment:
     """The words before the command. The host's variables are passed by a configuration file, the EDF's by name."""
     check_edf(environment, "enroot")
     if not environment.is_squashfs:
-        raise refuse(
-            environment,
-            "image",
-            "enroot",
-            f"`enroot start` runs squashfs files, not {environment.image!r}",
-            "run `runner import`, and set `image` to the path of the squashfs file",
-        )
+        why = f"`enroot start` runs squashfs files, not {environment.image!r}"
+        fix = "run `runner import`, and set `image` to the path of the squashfs file"
+        raise refuse(environment, "image", "enroot", why, fix)
     start = (
         "enroot",
         "start",

@@ -18,14 +18,12 @@ def attach(environment: Environment, site: Site, engine: str = "podman") -> Atta
     if bare_squashfs(environment) or not environment.image:
         why = f"{environment.image!r} is neither the path of a squashfs file nor the name of an image"
         raise refuse(environment, "image", engine, why, "write an absolute path, or NAME:TAG")
+    named = replace(environment, image=slashed(environment, engine))
     gpus = "1" if site.gpus_per_node and not environment.devices else ""
     return Attachment(
         files={
-            "payload/container.sh": script("container.sh"),
-            "payload/environment.sh": script("environment.sh"),
-            "payload/container.conf": conf(
-                replace(environment, image=slashed(environment, engine)), {"engine": engine, "gpus": gpus}
-            ),
+            **{f"payload/{name}": script(name) for name in ("container.sh", "environment.sh")},
+            "payload/container.conf": conf(named, {"engine": engine, "gpus": gpus}),
         },
         prefix=("bash", "${RUNNER_RUN}/payload/container.sh"),
     )

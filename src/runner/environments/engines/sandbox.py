@@ -16,28 +16,20 @@ DECIDED: tuple[str, ...] = ()
 
 def attach(environment: Environment, site: Site) -> Attachment:
     """The script, its configuration, and the words that start it."""
+    if not environment.image:
+        fix = "set `image` to a squashfs file (`runner import`), or use --engine host, without a container"
+        raise refuse(environment, "image", "sandbox", "`image` is empty", fix)
     if not environment.is_squashfs:
-        raise refuse(
-            environment,
-            "image",
-            "sandbox",
-            f"the sandbox runs only squashfs files, but {environment.image!r} is the name of an image in a registry"
-            if environment.image
-            else "`image` is empty",
-            "run `runner import` and set `image` to the path of the squashfs file; or use --engine podman"
-            if environment.image
-            else "set `image` to a squashfs file (`runner import`), or use --engine host, without a container",
-        )
+        why = f"the sandbox runs only squashfs files, but {environment.image!r} is the name of an image in a registry"
+        fix = "run `runner import` and set `image` to the path of the squashfs file; or use --engine podman"
+        raise refuse(environment, "image", "sandbox", why, fix)
     for index, device in enumerate(environment.devices):
         if not device.startswith(("/dev/", "nvidia.com/gpu=")):
             why = f"the sandbox shows all of /dev and supports nvidia.com/gpu=…, but not {device!r}"
             raise refuse(environment, f"devices.{index}", "sandbox", why, "use the engine podman or sarus")
     return Attachment(
         files={
-            "payload/sandbox.sh": script("sandbox.sh"),
-            "payload/environment.sh": script("environment.sh"),
-            "payload/gpus.sh": script("gpus.sh"),
-            "payload/cdi.awk": script("cdi.awk"),
+            **{f"payload/{name}": script(name) for name in ("sandbox.sh", "environment.sh", "gpus.sh", "cdi.awk")},
             "payload/sandbox.conf": conf(environment, {"engine": "sandbox"}),
         },
         prefix=("bash", "${RUNNER_RUN}/payload/sandbox.sh"),

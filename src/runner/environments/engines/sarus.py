@@ -22,13 +22,9 @@ DECIDED = ("mounts",)
 def check(environment: Environment) -> None:
     """Raise RunnerError for anything that its EDF cannot express."""
     if environment.is_squashfs or environment.image.endswith((".sqsh", ".squashfs")):
-        raise refuse(
-            environment,
-            "image",
-            "sarus",
-            "Sarus Suite runs images from its own store, not squashfs files",
-            "push the image to a registry and set `image` to REGISTRY/IMAGE:TAG, or use the engine ce",
-        )
+        why = "Sarus Suite runs images from its own store, not squashfs files"
+        fix = "push the image to a registry and set `image` to REGISTRY/IMAGE:TAG, or use the engine ce"
+        raise refuse(environment, "image", "sarus", why, fix)
     slashed(environment, "sarus")
     if names(environment.image):
         why = f"Sarus Suite does not expand variables in an image: {environment.image!r}"
@@ -37,17 +33,11 @@ def check(environment: Environment) -> None:
         field = f"mounts.{index}"
         if any(isinstance(part, str) and "$" in part for part in parts(mount.text(), field)):
             why = f"Sarus Suite expands a mount twice, so a mount cannot contain a plain `$`: {mount.text()!r}"
-            raise refuse(
-                environment, field, "sarus", why, "make a symlink at a path without `$`, and mount the symlink"
-            )
+            fix = "make a symlink at a path without `$`, and mount the symlink"
+            raise refuse(environment, field, "sarus", why, fix)
         if "sqsh" in mount.flags:
-            raise refuse(
-                environment,
-                field,
-                "sarus",
-                "Sarus Suite cannot mount squashfs files",
-                "unpack it (unsquashfs -d FOLDER FILE) and mount the folder, or use the engine ce",
-            )
+            fix = "unpack it (unsquashfs -d FOLDER FILE) and mount the folder, or use the engine ce"
+            raise refuse(environment, field, "sarus", "Sarus Suite cannot mount squashfs files", fix)
         if ":" in mount.source + mount.target:
             why = "Sarus Suite splits a mount at every colon before it expands variables"
             raise refuse(environment, field, "sarus", why, "remove colons (and ${VAR:-default}) from the mount")

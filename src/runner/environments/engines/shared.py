@@ -69,9 +69,8 @@ def check_mounts(environment: Environment, engine: str, syntax: MountSyntax, *, 
             raise refuse(environment, f"mounts.{index}", engine, why, fix)
         unknown = sorted(set(mount.flags) - syntax.flags)
         if flags and unknown:
-            why = (
-                f"the engine {engine} has no mount flag {', '.join(unknown)}; it has {', '.join(sorted(syntax.flags))}"
-            )
+            known = ", ".join(sorted(syntax.flags))
+            why = f"the engine {engine} has no mount flag {', '.join(unknown)}; it has {known}"
             raise refuse(environment, f"mounts.{index}", engine, why, "leave out the flag, or use the engine ce")
 
 
@@ -95,9 +94,8 @@ def slashed(environment: Environment, engine: str) -> str:
     image = parse_reference(environment.image)
     if image.user:
         why = f"{environment.image!r} contains a user name for the login, which only enroot supports"
-        raise refuse(
-            environment, "image", engine, why, f"log in ({engine} login …) and write the image as {image.with_slash}"
-        )
+        fix = f"log in ({engine} login …) and write the image as {image.with_slash}"
+        raise refuse(environment, "image", engine, why, fix)
     return image.with_slash
 
 
@@ -193,11 +191,10 @@ def check_names(environment: Environment, engine: str) -> None:
         raise refuse(environment, "env.PATH", engine, why, 'list the folders: PATH = "/usr/bin:/bin"')
     for name in environment.env:
         if name in _OF_SHELLS or not _NAME.fullmatch(name):
-            why = (
-                f"a shell runs before the command, and every shell sets {name} itself"
-                if name in _OF_SHELLS
-                else f"a shell runs before the command, and shells drop variables with names like {name!r}"
-            )
+            what = f"shells drop variables with names like {name!r}"
+            if name in _OF_SHELLS:
+                what = f"every shell sets {name} itself"
+            why = f"a shell runs before the command, and {what}"
             raise refuse(environment, f"env.{name}", engine, why, "set the variable: env NAME=VALUE COMMAND")
 
 
@@ -288,10 +285,6 @@ def refuse_annotations(environment: Environment, engine: str) -> None:
     wanted = [name for name, value in environment.annotations.items() if value != "false"]
     if wanted:
         first = f"annotations.{wanted[0]}"
-        raise refuse(
-            environment,
-            first if first in environment.origins else "annotations",
-            engine,
-            f"only the hooks of the Container Engine read annotations ({', '.join(wanted)})",
-            "use an EDF without [annotations] for this site",
-        )
+        field = first if first in environment.origins else "annotations"
+        why = f"only the hooks of the Container Engine read annotations ({', '.join(wanted)})"
+        raise refuse(environment, field, engine, why, "use an EDF without [annotations] for this site")

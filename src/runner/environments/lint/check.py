@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from runner.environments.edf import Mount, find_edf
 from runner.environments.engines import attach
@@ -22,6 +23,7 @@ from runner.project import Project
 
 _MOST_FAULTS = 50
 _HARMLESS = Mount("/dev/null", "/dev/null")
+_EMPTY: dict[str, Any] = {"annotations": {}, "devices": (), "entrypoint": False, "workdir": None}
 
 
 def engine_refuses(subject: Subject) -> Iterator[Finding]:
@@ -51,13 +53,7 @@ def _without(environment: Environment, field: str) -> Environment | None:
         return replace(environment, mounts=mounts)
     if key == "env":
         return replace(environment, env={other: value for other, value in environment.env.items() if other != name})
-    if key == "annotations":
-        return replace(environment, annotations={})
-    if key == "devices":
-        return replace(environment, devices=())
-    if field == "entrypoint":
-        return replace(environment, entrypoint=False)
-    return replace(environment, workdir=None) if field == "workdir" else None
+    return replace(environment, **{key: _EMPTY[key]}) if key in _EMPTY else None
 
 
 RULES: tuple[Rule, ...] = (*variables.RULES, *image.RULES, *mounts.RULES, engine_refuses)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from runner.environments.edf import KEYS
+from runner.environments.edf import KEYS, texts
 from runner.environments.lint.finding import Finding, finding
 from runner.environments.rewriting import Change, Rename, Set, Unset
 from runner.errors import RunnerError, nearest
@@ -56,15 +56,13 @@ def check_file(document: Document) -> Iterator[Finding]:
 
 def _unknown_key(document: Document, key: str, value: Any) -> Finding:
     """`--fix` renames a misspelt key if the right name is unused and the value fits."""
-    near = near_name(key)
-    place, known = document.place(key), f"the keys of an EDF: {', '.join(KEYS)}"
+    near, place = near_name(key), document.place(key)
+    reason = f"EDFs have no key {key!r}; the keys of an EDF: {', '.join(KEYS)}"
     if near is None:
-        return finding("unknown-key", key, place, f"EDFs have no key {key!r}; {known}")
+        return finding("unknown-key", key, place, reason)
     fits = near not in document.data and near in _TYPES and isinstance(value, _TYPES[near][0])
     changes: tuple[Change, ...] = (Rename((key,), near),) if fits else ()
-    return finding(
-        "unknown-key", key, place, f"EDFs have no key {key!r}; {known}", f"did you mean {near!r}?", changes=changes
-    )
+    return finding("unknown-key", key, place, reason, f"did you mean {near!r}?", changes=changes)
 
 
 def near_name(key: str) -> str | None:
@@ -115,15 +113,13 @@ def _env(document: Document) -> Iterator[Finding]:
 
 def _after_table(document: Document, table: str, name: str) -> Finding:
     """In TOML, every key below a [table] heading belongs to that table."""
-    value = document.get(table, name)
-    place = document.place(table, name)
+    value, place = document.get(table, name), document.place(table, name)
     alone = name not in document.data
     movable = isinstance(value, str | bool) or (isinstance(value, list) and all(isinstance(one, str) for one in value))
     reason = f"{name} is below [{table}], so TOML reads it as {table}.{name}"
     changes: tuple[Change, ...] = (Unset((table, name)), Set((name,), value)) if alone and movable else ()
-    return finding(
-        "key-after-table", f"{table}.{name}", place, reason, severity="error" if alone else "warning", changes=changes
-    )
+    severity = "error" if alone else "warning"
+    return finding("key-after-table", f"{table}.{name}", place, reason, severity=severity, changes=changes)
 
 
 def _not_text(document: Document, code: str, keys: tuple[str, ...], value: Any) -> Finding:
@@ -155,24 +151,6 @@ def _annotations(document: Document, keys: tuple[str, ...], seen: dict[str, tupl
             yield finding("key-twice", f"annotations.{dotted}", document.place(*keys, name), reason)
 
 
-def texts(document: Document) -> Iterator[tuple[tuple[str, ...], str]]:
-    """(keys, text) of each text in which engines expand variables."""
-
-    def walk(keys: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], str]]:
-        if isinstance(value, str):
-            yield keys, value
-        elif isinstance(value, Mapping):
-            for name, inner in value.items():
-                yield from walk((*keys, name), inner)
-        elif isinstance(value, list):
-            for index, inner in enumerate(value):
-                yield from walk((*keys, str(index)), inner)
-
-    for key in KEYS:
-        if key != "base_environment" and key in document.data:
-            yield from walk((key,), document.data[key])
-
-
 def _texts(document: Document) -> Iterator[Finding]:
     for keys, text in texts(document):
         field = ".".join(keys)
@@ -182,10 +160,8 @@ def _texts(document: Document) -> Iterator[Finding]:
             parts(text, field)
         except RunnerError as error:
             yield finding("broken-reference", field, document.place(*keys), f"{field}: {error.why}", error.fix)
-        free_text = keys[0] in {
-            "env",
-            "annotations",
-        }  # such text may be JSON or a prompt: only a complete folder name is clearly a placeholder
+        # such text may be JSON or a prompt: only a complete folder name is clearly a placeholder
+        free_text = keys[0] in {"env", "annotations"}
         if match := (_PLACEHOLDER_FOLDER if free_text else _PLACEHOLDER).search(text):
             reason = f"{field} still has the placeholder {match[0].strip('/')}"
             yield finding("placeholder", field, document.place(*keys), reason)

@@ -38,22 +38,16 @@ def names_and_values(subject: Subject) -> Iterator[Finding]:
         field = f"annotations.{name}"
         if name not in KNOWN:
             if name.startswith(("com.hooks.", "com.pyxis.", "com.hook.")) or name.partition(".")[0] == "hooks":
-                yield subject.say("annotation-unknown", field, f"no hook reads {name}", _near(name))
+                close = nearest(name, KNOWN, 0.7)
+                fix = f"did you mean {close!r}?" if close else ""
+                yield subject.say("annotation-unknown", field, f"no hook reads {name}", fix)
         elif KNOWN[name] and value not in KNOWN[name] and "${" not in value:
             reason = f"{name} is {value!r}, but the hook accepts only {', '.join(KNOWN[name])}"
             lower = value.lower()
             changes = (Set(("annotations", *name.split(".")), lower),) if lower in KNOWN[name] else ()
-            yield subject.say("annotation-value", field, reason, _near_value(lower, KNOWN[name]), changes=changes)
-
-
-def _near(name: str) -> str:
-    close = nearest(name, KNOWN, 0.7)
-    return f"did you mean {close!r}?" if close else "correct the name of the annotation"
-
-
-def _near_value(value: str, known: tuple[str, ...]) -> str:
-    close = nearest(value, known, 0.6)
-    return f'write "{close}"' if close else f"use one of: {', '.join(known)}"
+            close = nearest(lower, KNOWN[name], 0.6)
+            fix = f'write "{close}"' if close else f"use one of: {', '.join(KNOWN[name])}"
+            yield subject.say("annotation-value", field, reason, fix, changes=changes)
 
 
 def variant(subject: Subject) -> Iterator[Finding]:
@@ -63,9 +57,8 @@ def variant(subject: Subject) -> Iterator[Finding]:
         return
     field, image = f"annotations.{_HOOK}aws_ofi_nccl.variant", subject.image
     if subject.annotation("netstack.source") == "artifact":
-        yield subject.say(
-            "hook-variant-ignored", field, f"the variant {value!r} has no effect when netstack.source is 'artifact'"
-        )
+        reason = f"the variant {value!r} has no effect when netstack.source is 'artifact'"
+        yield subject.say("hook-variant-ignored", field, reason)
         return
     fits = _fitting(subject)
     if fits and value not in fits:

@@ -27,9 +27,8 @@ def in_registry(subject: Subject) -> bool:
 def empty(subject: Subject) -> Iterator[Finding]:
     """A missing image: most engines need one."""
     if not subject.own.image and subject.setting.engine not in _NO_IMAGE:
-        yield subject.say(
-            "image-empty", "image", f"the EDF does not set an image, and {subject.setting.engine} needs one"
-        )
+        reason = f"the EDF does not set an image, and {subject.setting.engine} needs one"
+        yield subject.say("image-empty", "image", reason)
 
 
 def relative_squashfs(subject: Subject) -> Iterator[Finding]:
@@ -54,8 +53,7 @@ def file(subject: Subject) -> Iterator[Finding]:
     elif path.is_dir():
         yield subject.say("image-not-squashfs", "image", f"{path} is a folder", "give the path of a .sqsh file")
     elif not is_whole(path):
-        reason = f"{path} is not a squashfs file, or is truncated"
-        yield subject.say("image-not-squashfs", "image", reason)
+        yield subject.say("image-not-squashfs", "image", f"{path} is not a squashfs file, or is truncated")
 
 
 def architecture(subject: Subject) -> Iterator[Finding]:
@@ -92,11 +90,9 @@ def separator(subject: Subject) -> Iterator[Finding]:
         severity, changes = ("error" if enroot else "warning"), (Set(("image",), image),)
         yield subject.say("slash-after-registry", "image", reason, f"image = {image!r}", severity, changes)
     if found.separator == "#" and engine in {"sarus", "podman", "docker"}:
-        image = found.with_slash
+        image, changes = found.with_slash, (Set(("image",), found.with_slash),)
         reason = f"{engine} does not accept `#` in the name of an image"
-        yield subject.say(
-            "hash-after-registry", "image", reason, f"image = {image!r}", changes=(Set(("image",), image),)
-        )
+        yield subject.say("hash-after-registry", "image", reason, f"image = {image!r}", changes=changes)
 
 
 def name(subject: Subject) -> Iterator[Finding]:
@@ -109,8 +105,7 @@ def name(subject: Subject) -> Iterator[Finding]:
         reason = "`image` in an EDF takes no scheme: `docker:` would be read as a registry"
         yield subject.say("image-scheme", "image", reason, f"image = {plain!r}", changes=(Set(("image",), plain),))
     if not re.fullmatch(r"[a-z0-9/._-]+", found.repository):
-        reason = f"{found.repository!r} is not a valid image name"
-        yield subject.say("image-name", "image", reason)
+        yield subject.say("image-name", "image", f"{found.repository!r} is not a valid image name")
     elif found.digest and subject.setting.pulls and (subject.setting.enroot or (4,)) < (4,):
         yield subject.say("image-digest", "image", "enroot before 4.0 cannot pull an image by digest")
     elif not found.digest and found.tag in {"", "latest"}:
@@ -169,13 +164,8 @@ def _missing(subject: Subject, registry: str, place: str, fix: str = "") -> Find
     )
     fix = fix or how_to_add(registry, subject.setting.environ).replace(f", or: podman login {registry}", "")
     others = "".join(f", and the same line for machine {host}" for host in TOKEN_HOSTS.get(registry, ()))
-    return subject.say(
-        "credentials-missing",
-        "image",
-        reason,
-        fix + ("" if "podman" in fix else others),
-        "note" if public else "warning",
-    )
+    fix += "" if "podman" in fix else others
+    return subject.say("credentials-missing", "image", reason, fix, "note" if public else "warning")
 
 
 RULES = (empty, relative_squashfs, file, architecture, login_shell, separator, name, credentials)

@@ -37,14 +37,6 @@ def missing_source(subject: Subject) -> Iterator[Finding]:
         yield subject.say("mount-source-missing", f"mounts.{index}", reason, severity=severity)
 
 
-def relative_source(subject: Subject) -> Iterator[Finding]:
-    """A source relative to the caller's folder. Source: CSCS documentation, container-engine/edf.md (2026-08-20)."""
-    for index, mount in enumerate(subject.own.mounts):
-        if mount.source.startswith("."):
-            reason = f"{mount.source!r} is relative to the folder where srun is called, not to the folder of the EDF"
-            yield subject.say("mount-relative", f"mounts.{index}", reason)
-
-
 def same_target(subject: Subject) -> Iterator[Finding]:
     """Two mounts with the same target: the engine uses one of them, or fails."""
     first: dict[str, tuple[int, Mount]] = {}
@@ -57,22 +49,20 @@ def same_target(subject: Subject) -> Iterator[Finding]:
             yield subject.say("mount-target-twice", f"mounts.{index}", reason)
 
 
-def hides_image(subject: Subject) -> Iterator[Finding]:
-    """A mount that hides programs of the image."""
-    if subject.setting.engine == "host":
-        return
-    for index, mount in enumerate(subject.own.mounts):
-        if str(PurePosixPath(mount.target)) in _OF_THE_IMAGE:
-            reason = f"{mount.source} would hide {mount.target} of the image"
-            yield subject.say("mount-hides-image", f"mounts.{index}", reason)
+def dangerous_place(subject: Subject) -> Iterator[Finding]:
+    """A source relative to the caller's folder, a target that hides programs of the image, all home folders.
 
-
-def all_homes(subject: Subject) -> Iterator[Finding]:
-    """A mount of all home folders. Source: CSCS documentation, container-engine/edf.md (2026-08-20)."""
+    Source: CSCS documentation, container-engine/edf.md (2026-08-20).
+    """
     for index, mount in enumerate(subject.own.mounts):
+        field = f"mounts.{index}"
+        if mount.source.startswith("."):
+            reason = f"{mount.source!r} is relative to the folder where srun is called, not to the folder of the EDF"
+            yield subject.say("mount-relative", field, reason)
+        if str(PurePosixPath(mount.target)) in _OF_THE_IMAGE and subject.setting.engine != "host":
+            yield subject.say("mount-hides-image", field, f"{mount.source} would hide {mount.target} of the image")
         if str(PurePosixPath(mount.source)) in _HOMES:
-            reason = f"{mount.source} contains the home folders of all users"
-            yield subject.say("mount-all-homes", f"mounts.{index}", reason)
+            yield subject.say("mount-all-homes", field, f"{mount.source} contains the home folders of all users")
 
 
 def home_shadows_image(subject: Subject) -> Iterator[Finding]:
@@ -111,9 +101,7 @@ def read_only_folder(subject: Subject) -> Iterator[Finding]:
 
 def _mounted(subject: Subject, path: str) -> Mount | None:
     """The deepest mount that contains a path."""
-    around = [
-        mount for mount in subject.environment.mounts if PurePosixPath(path).is_relative_to(PurePosixPath(mount.target))
-    ]
+    around = [mount for mount in subject.environment.mounts if PurePosixPath(path).is_relative_to(mount.target)]
     return max(around, key=lambda mount: len(mount.target), default=None)
 
 
@@ -122,9 +110,7 @@ def _read_only(subject: Subject, path: str) -> str | None:
     return f"{mount.target} is mounted read-only" if mount is not None and mount.read_only else None
 
 
-RULES = (
-    missing_source, relative_source, same_target, hides_image, all_homes, home_shadows_image, read_only_folder,
-)  # fmt: skip
+RULES = (missing_source, same_target, dangerous_place, home_shadows_image, read_only_folder)
 
 
 def check_mounts(document: Document, engine: str) -> Iterator[Finding]:
@@ -167,19 +153,12 @@ def _relative_target_only(fields: tuple[str, ...]) -> bool:
 
 
 def _without_target(document: Document, mounts: list[str], indexes: list[int], engine: str) -> Finding:
-    first, texts = indexes[0], [mounts[index] for index in indexes]
+    texts = [mounts[index] for index in indexes]
     changes = tuple(Set(("mounts", str(index)), f"{mounts[index]}:{mounts[index]}") for index in indexes)
     verb = "has" if len(texts) == 1 else "have"
     reason = f"{', '.join(map(repr, texts))} {verb} no target: {engine} uses the source's path, and Sarus Suite fails"
-    return finding(
-        "mount-without-target",
-        f"mounts.{first}",
-        document.place("mounts", str(first)),
-        reason,
-        f"write '{texts[0]}:{texts[0]}'",
-        "note",
-        changes,
-    )
+    field, place = f"mounts.{indexes[0]}", document.place("mounts", str(indexes[0]))
+    return finding("mount-without-target", field, place, reason, f"write '{texts[0]}:{texts[0]}'", "note", changes)
 
 
 _Fault = tuple[str, str, str, str]

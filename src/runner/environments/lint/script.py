@@ -125,9 +125,8 @@ def directives(batch: Batch) -> Iterator[Finding]:
             reason = "the whole script, srun included, runs inside the container, where Slurm's plugins do not load"
             yield batch.say("sbatch-environment", line, "#SBATCH", reason, "move --environment to each srun")
         if "$" in line.text.partition(" #")[0]:
-            yield batch.say(
-                "sbatch-variable", line, "#SBATCH", f"sbatch does not expand variables in this line: {line.text}"
-            )
+            reason = f"sbatch does not expand variables in this line: {line.text}"
+            yield batch.say("sbatch-variable", line, "#SBATCH", reason)
         if re.search(r"(?<=[^\s\\])#", re.sub(r"\"[^\"]*\"|'[^']*'", "", line.text)):
             yield batch.say("sbatch-hash", line, "#SBATCH", f"the text after # is read as a comment: {line.text}")
     for line in batch.script.late:
@@ -199,12 +198,8 @@ def resources(batch: Batch) -> Iterator[Finding]:
     for line in (*script.directives, *script.steps):
         shared = re.search(r"--gpu-bind=none|allow-task-sharing", line.text)
         if option(line.text, "--gpus-per-task") is not None and not shared:
-            yield batch.say(
-                "gpus-per-task",
-                line,
-                "--gpus-per-task",
-                "a task cannot see the GPUs of the node's other tasks, but NCCL must see them",
-            )
+            reason = "a task cannot see the GPUs of the node's other tasks, but NCCL must see them"
+            yield batch.say("gpus-per-task", line, "--gpus-per-task", reason)
     cores = script.option("-c", "--cpus-per-task")
     if cores is None or "SRUN_CPUS_PER_TASK" in batch.text():
         return

@@ -168,9 +168,8 @@ def secret_value(subject: Subject) -> Iterator[Finding]:
     for name, value in subject.own.annotations.items():
         if looks_secret("", value):
             field = f"annotations.{name}"
-            yield subject.say(
-                "secret-value", field, f"{field} contains a secret in plain text", "remove the value from the file"
-            )
+            reason = f"{field} contains a secret in plain text"
+            yield subject.say("secret-value", field, reason, "remove the value from the file")
 
 
 RULES = (

@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,8 +64,7 @@ def known_bases(recipe: Recipe, build: BuildContext) -> list[ResolvedBase]:
         elif (latest := build.store.find(f"{recipe.repository}:latest")) and latest.labels.get(
             BASE_LABEL
         ) == base.image:
-            # the base was removed from the storage (podman image prune), but the image that was built on it still
-            # exists
+            # the base was removed from the storage (podman image prune), but the image built on it still exists
             found.append(ResolvedBase(latest.labels[_NAME], latest.labels[_DIGEST], "the base of the newest image"))
     return found
 
@@ -130,9 +130,7 @@ def _fetch(reference: str, build: BuildContext, refresh: bool) -> ResolvedBase:
     _probe(reference)
     build.report.say(f"pulling the base image {reference}")
     argv = (build.engine.name, "pull", f"--platform={build.platform}", reference)
-    output: list[str] = []
-    if run_logged(Step(f"fetch {reference}", argv, build.engine.env), build.log, build.listener(output)) != 0:
-        raise RunnerError("the pull failed", "\n".join(output[-3:]) or f"see {build.log}", f"read the log {build.log}")
+    build.run(Step(f"fetch {reference}", argv, build.engine.env), "the pull failed")
     image = build.store.find(reference)
     if image is None or image.architecture != build.architecture:
         has = image.architecture if image else "nothing"
@@ -162,11 +160,9 @@ def _make_debian(base: Base, build: BuildContext, refresh: bool) -> ResolvedBase
         build.report.say(f"base: {base} (already built by mmdebstrap)")
         return made
     build.report.say(f"building the base {base} with mmdebstrap: {len(base.packages)} packages and their dependencies")
-    output: list[str] = []
     with folders.temporary("runner-debian-", build.log.parent) as folder:
         first, *rest = debian_steps(base, build.engine, build.platform, made.reference, folder / "root.tar")
-        if run_logged(first, build.log, build.listener(output)) != 0:
-            raise RunnerError("mmdebstrap failed", "\n".join(output[-5:]), f"read the log {build.log}")
+        build.run(first, "mmdebstrap failed")
         for step in rest:
             process.run(step.argv, env=step.env)
     return made
@@ -186,25 +182,17 @@ def debian_steps(base: Base, engine: Engine, platform: str, reference: str, arch
     )
     # it runs with a subordinate id of the user, which cannot enter a temporary folder with mode 700
     elsewhere = () if folders.open_to_others(Path(os.environ.get("TMPDIR") or "/tmp")) else ("env", "TMPDIR=/tmp")
-    make = (
-        *elsewhere,
-        "mmdebstrap",
-        "--variant=minbase",
-        f"--architectures={architecture}",
-        *((f"--include={','.join(base.packages)}",) if base.packages else ()),
-        f"--customize-hook={clean}",
-        suite,
-        str(archive),
-    )
+    packages = (f"--include={','.join(base.packages)}",) if base.packages else ()
+    flags = ("--variant=minbase", f"--architectures={architecture}", *packages, f"--customize-hook={clean}")
+    make = (*elsewhere, "mmdebstrap", *flags, suite, str(archive))
     unfinished = f"{reference}-unfinished"
+    drop = ("rmi", "--no-prune") if engine.name == "docker" else ("untag", unfinished)
     take = (engine.name, "import", "--change", 'CMD ["/bin/bash"]', str(archive), unfinished)
     return (
         Step(f"Debian {suite} root file system", make, engine.env),
         Step("import it", take, engine.env),
         Step("give it its name", (engine.name, "tag", unfinished, reference), engine.env),
-        Step("drop the temporary name", (engine.name, "rmi", "--no-prune", unfinished), engine.env)
-        if engine.name == "docker"
-        else Step("drop the temporary name", (engine.name, "untag", unfinished, unfinished), engine.env),
+        Step("drop the temporary name", (engine.name, *drop, unfinished), engine.env),
     )
 
 
@@ -249,11 +237,13 @@ class BuildContext:
         """The platform's architecture as OCI names it."""
         return self.platform.split("/")[1]
 
-    def listener(self, kept: list[str]) -> Callable[[str], None]:
-        """A function that appends each line to `kept`, and shows it with -v."""
+    def run(self, step: Step, failure: str) -> None:
+        """Run a step whose output goes to the log, and is shown with -v. Raises RunnerError with its last lines."""
+        last: deque[str] = deque(maxlen=5)
 
         def listen(line: str) -> None:
-            kept.append(line)
+            last.append(line)
             self.report.detail(line)
 
-        return listen
+        if run_logged(step, self.log, listen) != 0:
+            raise RunnerError(failure, "\n".join(last) or "it printed nothing", f"read the log {self.log}")

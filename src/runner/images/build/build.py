@@ -34,7 +34,7 @@ from runner.images.recipe import (
     with_arguments,
 )
 from runner.images.sources.engine_storage import Image
-from runner.machine import files, folders, process
+from runner.machine import files, folders, probe, process
 from runner.machine.folders import cache_folder
 from runner.machine.report import Report
 
@@ -58,10 +58,8 @@ def build(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], rep
         if not options.no_cache and (image := _built_before(recipe, base, context)):
             return image
         if recipe.bases and not declares_base(recipe.containerfile.read_text()):
-            report.warn(
-                f"{recipe.containerfile.name} has no `ARG BASE` before its first FROM, "
-                "so the recipe's base has no effect"
-            )
+            name = recipe.containerfile.name
+            report.warn(f"{name} has no `ARG BASE` before its first FROM, so the recipe's base has no effect")
         settings = offered_settings(context.engine, base, environ)
         report_settings(settings, context.engine, environ, report)
         tag = _tag(recipe, base, context)
@@ -155,10 +153,8 @@ def plan_build(
     argv = (engine.name, "build", f"--platform={context.platform}", "--network=host", *flags)
     argv = (*argv, f"--tag={name}", f"--file={containerfile}", str(folder))
     steps.append(Step(f"build {name}", argv, engine.env, logged=True))
-    steps += [
-        Step("another name", (engine.name, "tag", name, other), engine.env) for other in other_names(recipe, context)
-    ]
-    return steps
+    others = other_names(recipe, context)
+    return [*steps, *(Step("another name", (engine.name, "tag", name, other), engine.env) for other in others)]
 
 
 def write_step(why: str, path: Path, text: str, mode: int = 0o600) -> Step:
@@ -211,8 +207,6 @@ def git_revision(folder: Path) -> str:
 
 def check_runnable(platform: str) -> None:
     """Raise RunnerError if this machine cannot run programs of the platform."""
-    from runner.machine import probe
-
     architecture = platform.split("/")[1]
     handler = {"arm64": "qemu-aarch64", "amd64": "qemu-x86_64"}.get(architecture, f"qemu-{architecture}")
     if architecture != probe.architecture() and not Path("/proc/sys/fs/binfmt_misc", handler).exists():
@@ -287,19 +281,14 @@ def _carry_out(
                 "build again",
             )
         code = run_logged(step, context.log, progress.line)
-        progress.end()
+        context.report.passing("")  # remove the progress line
         if code != 0:
-            raise build_failed(recipe, progress, code, context.log)
-
-
-def build_failed(recipe: Recipe, progress: BuildProgress, code: int, log: Path) -> RunnerError:
-    """The error for a failed build: the step, its last lines, and where the whole log is."""
-    at = f" at {progress.step}" if progress.step else ""
-    return RunnerError(
-        f"the build of {recipe.name!r} failed{at}",
-        "\n".join(progress.last_lines) or f"the engine ended with exit code {code} and printed nothing",
-        f"fix the step and build again (earlier steps are cached), or read the log {log}",
-    )
+            at = f" at {progress.step}" if progress.step else ""
+            raise RunnerError(
+                f"the build of {recipe.name!r} failed{at}",
+                "\n".join(progress.last_lines) or f"the engine ended with exit code {code} and printed nothing",
+                f"fix the step and build again (earlier steps are cached), or read the log {context.log}",
+            )
 
 
 # podman: "STEP 3/7: RUN x", with several stages "[1/2] STEP 3/7: RUN x"; docker's classic builder: "Step 3/7 : RUN x";
@@ -332,10 +321,6 @@ class BuildProgress:
         elif text.strip():
             self.last_lines.append(text)
             self.report.passing(text)
-
-    def end(self) -> None:
-        """Remove the progress line, because the build has ended."""
-        self.report.passing("")
 
     def _begin(self, found: re.Match[str]) -> None:
         stage = found["stage"] or found["name"] or ""

@@ -38,14 +38,10 @@ class HostSettings:
         return bool(self.files or self.mounts)
 
 
-def join(*parts: HostSettings) -> HostSettings:
-    """Combine several settings into one."""
-    return HostSettings(
-        files={name: text for part in parts for name, text in part.files.items()},
-        mounts=tuple(dict.fromkeys(mount for part in parts for mount in part.mounts)),
-        arguments={name: value for part in parts for name, value in part.arguments.items()},
-        notes=tuple(note for part in parts for note in part.notes),
-    )
+def join(one: HostSettings, two: HostSettings) -> HostSettings:
+    """Combine two settings into one."""
+    mounts, arguments = dict.fromkeys((*one.mounts, *two.mounts)), {**one.arguments, **two.arguments}
+    return HostSettings({**one.files, **two.files}, tuple(mounts), arguments, (*one.notes, *two.notes))
 
 
 def pip_layers(environ: Mapping[str, str]) -> list[dict[str, str]]:

@@ -54,12 +54,9 @@ def script(job: BuildJob) -> str:
 def submission(job: BuildJob, site: Site, flags: Sequence[str]) -> tuple[str, ...]:
     """The sbatch command line. The user's flags come last and take precedence. The job gets the environment."""
     minutes = site.time_minutes or _DEFAULT_MINUTES
-    own = (
-        *((f"--partition={site.partition}",) if site.partition else ()),
-        *((f"--account={site.account}",) if site.account else ()),
-        *((f"--cpus-per-task={site.cpus_per_node}",) if site.cpus_per_node else ()),
-        *((f"--mem={site.memory}",) if site.memory else ()),
-    )
+    asked: dict[str, object] = {"partition": site.partition, "account": site.account}
+    asked |= {"cpus-per-task": site.cpus_per_node, "mem": site.memory}
+    own = (f"--{name}={value}" for name, value in asked.items() if value)
     log = str(job.folder / "log").replace("%", "%%")
     fixed = (f"--job-name=build-{job.name}", "--nodes=1", "--ntasks=1", f"--time={minutes}", f"--output={log}")
     return ("sbatch", "--parsable", *fixed, *own, *site.sbatch, *flags, str(job.folder / "build.sbatch"))

@@ -53,7 +53,7 @@ def _heredoc(step: Step) -> str:
 
 def run_logged(step: Step, log: Path, line: Callable[[str], None]) -> int:
     """Run a step, pass each line of its output to `log` and to `line`, and return the exit code."""
-    try:
+    with files.explained(f"write the log {log}"):
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a", buffering=1, errors="replace") as kept:
 
@@ -63,8 +63,6 @@ def run_logged(step: Step, log: Path, line: Callable[[str], None]) -> int:
 
             kept.write(f"# {step.why}\n")
             return process.follow(step.argv, both, env=step.env, cwd=step.cwd)
-    except OSError as error:
-        raise files.explain(error, f"write the log {log}") from error
 
 
 def run_quietly(step: Step) -> None:
@@ -72,10 +70,8 @@ def run_quietly(step: Step) -> None:
     if not step.write:
         process.run(step.argv, env=step.env, cwd=step.cwd)
         return
-    try:
+    with files.explained(f"write {step.write}"):
         descriptor = os.open(step.write, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(step.text.encode(errors="surrogateescape"))
             os.fchmod(descriptor, step.mode)
-    except OSError as error:
-        raise files.explain(error, f"write {step.write}") from error

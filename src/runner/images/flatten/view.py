@@ -161,15 +161,12 @@ class LinkTargets:
             if leaf is not None and leaf is not awaited:
                 awaited.replace(leaf)
         self._found, self._hidden, self._joined = {}, set(), []
-        self._forget()
-        return again
-
-    def _forget(self) -> None:
-        """Drop placeholders without a place, and remember the paths to the others."""
+        # drop placeholders without a place, and remember the paths to the others
         self.targets = {target: awaited for target, awaited in self.targets.items() if awaited.names}
         self._below, self._remembered = {}, 0
         for target in self.targets:
             self._watch(target)
+        return again
 
 
 class Passed:

@@ -3,8 +3,9 @@
 import errno
 import hashlib
 import os
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,8 @@ from runner.machine.report import Report
 SYSTEM = Path("/etc/runner/importer.toml")
 # errors that another folder may not have
 _OF_THE_FOLDER = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE}
+
+_TURN_SECONDS = 2.0  # how long a process waits for another one's question to the registry
 
 _READERS: dict[type, Any] = {tuple: strings, dict: string_table}
 
@@ -66,6 +69,8 @@ class Getter:
     settings: Settings
     environ: Mapping[str, str]
     report: Report
+    began: float
+    """when this process began, in seconds since the epoch"""
 
     def get(self, image: str) -> Path:
         """The squashfs file of an image, leased to the job step of this process."""
@@ -103,11 +108,9 @@ class Getter:
         if not stores:
             why = f"in {SYSTEM}, shared = {list(first)} and shared_owner = {owner}; your user id is {os.geteuid()}"
             raise RunnerError("cannot fill a shared folder", why, "set both keys, and run this as that user")
-        try:
+        with files.explained(f"read {listing}"):
             lines = [line.strip() for line in listing.read_text().splitlines()]
             (stores[0].folder / "leases").chmod(0o1777)
-        except OSError as error:
-            raise files.explain(error, f"read {listing}") from error
         images = [self._resolve(line, []) for line in lines if line and not line.startswith("#")]
         for reference, name in images:
             yield self._fetch(reference, name, stores[0], "")
@@ -156,10 +159,8 @@ class Getter:
             project = find_project(Path("/"))
             import_image(ImportRequest(source, store.folder, project, self.environ, options), self.report)
 
-        try:
+        with files.explained(f"write to {store.folder}"):
             return store.fetch(name, step, make, self.report)
-        except OSError as error:
-            raise files.explain(error, f"write to {store.folder}") from error
 
     def _resolve(self, image: str, digests: list[Path]) -> tuple[Reference, str]:
         """Where to read the image that a tag names now, by digest, and the name of its file."""
@@ -179,17 +180,15 @@ class Getter:
 
     def _with_digest(self, reference: Reference, digests: list[Path]) -> Reference:
         """The reference with its tag's digest, from a mirror or the registry, or the last one noted in `digests`."""
-        from runner.images.sources.registry.repository import ask_digest
-
-        note, http = hashlib.sha256(str(reference).encode()).hexdigest()[:16], int(self.settings.allow_http)
+        note = _note(reference)
         if mirror := self.settings.mirrors.get(reference.registry):
             try:
                 mirrored = registry_reference(f"{mirror}/{reference.repository}:{reference.tag}")
-                return replace(mirrored, digest=ask_digest(mirrored, self.environ, http))
+                return replace(mirrored, digest=self._ask(mirrored))
             except RunnerError as error:
                 self.report.warn(f"{error.what}: {error.why}; asking {reference.registry}")
         try:
-            digest = ask_digest(reference, self.environ, http)
+            digest = self._ask(reference)
             if digests and files.text_of(digests[0] / note) != digest:
                 with suppress(RunnerError):
                     files.write(digests[0] / note, digest)
@@ -199,3 +198,28 @@ class Getter:
                 raise
             self.report.warn(f"{error.what}: {error.why}; using the last known digest of {reference}: {digest}")
         return replace(reference, digest=digest)
+
+    def _ask(self, reference: Reference) -> str:
+        """The tag's digest, from a request that began after this process, by this or another process on this node."""
+        place = Path(self.environ.get("TMPDIR") or "/tmp", f"runner-importer-{os.geteuid()}")
+        notes = [here.folder / _note(reference) for here in self._stores([place], os.geteuid())]
+        with ExitStack() as stack:
+            for note in notes:
+                with suppress(RunnerError, OSError):  # the other process gets no answer: ask too
+                    stack.enter_context(files.locked(note, timeout_seconds=_TURN_SECONDS))
+                if (files.modified(note) or 0.0) >= self.began and (digest := files.text_of(note)):
+                    return digest
+            from runner.images.sources.registry.repository import ask_digest
+
+            asked = time.time()
+            digest = ask_digest(reference, self.environ, int(self.settings.allow_http))
+            for note in notes:
+                with suppress(RunnerError, OSError):
+                    files.write(note, digest)
+                    os.utime(note, (asked, asked))
+        return digest
+
+
+def _note(reference: Reference) -> str:
+    """The name of the file with the digest of a tag."""
+    return hashlib.sha256(str(reference).encode()).hexdigest()[:16]

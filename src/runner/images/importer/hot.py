@@ -30,10 +30,8 @@ _READ = re.compile(rb"   read\[(\d+)\] (\d+) bytes from (\d+)")
 
 def read_trace(path: Path) -> Trace:
     """The trace in a file. Raises RunnerError for an invalid line, and if the file cannot be read."""
-    try:
+    with files.explained(f"read {path}"):
         lines = path.read_bytes().removesuffix(b"\n").split(b"\n")
-    except OSError as error:
-        raise files.explain(error, f"read {path}") from error
     trace: Trace = {}
     for number, line in enumerate(lines, 1):
         match = _LINE.fullmatch(line)
@@ -111,7 +109,7 @@ class HotRegion:
             return None
         run = self._writer.copy_run(self._file, Run(start, ends[-1] - start))
         self._writer.settle()  # each copy in progress holds a descriptor
-        return FileData.at(run, (size, 0, sizes))
+        return FileData(run, (size, 0, sizes))
 
     def write_list(self) -> None:
         """Write the list at the end of the file, which is a complete squashfs."""

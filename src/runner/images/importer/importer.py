@@ -57,15 +57,10 @@ def import_image(request: ImportRequest, report: Report) -> Imported:
     with _planned(request, report) as plan:
         if plan.reuse and is_whole(plan.target):  # without a lock, because the folder may be read-only for this user
             return _found(plan.reuse, plan, report)
-        try:
-            with files.locked(plan.target) as locked:
-                if not locked:
-                    report.warn(
-                        f"{plan.target.parent} does not support file locks: simultaneous imports repeat the work"
-                    )
-                return _import_locked(plan, report, options, held=plan.target if locked else None)
-        except OSError as error:
-            raise files.explain(error, f"write {plan.target}") from error
+        with files.explained(f"write {plan.target}"), files.locked(plan.target) as locked:
+            if not locked:
+                report.warn(f"{plan.target.parent} does not support file locks: simultaneous imports repeat the work")
+            return _import_locked(plan, report, options, held=plan.target if locked else None)
 
 
 def explain_import(request: ImportRequest, report: Report) -> tuple[str, ...]:

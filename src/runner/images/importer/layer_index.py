@@ -10,6 +10,7 @@ version, or if another user could have written it, because its checksums detect 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import stat
@@ -25,7 +26,7 @@ from isal import isal_zlib
 
 from runner.images.layers.layer import Layer
 from runner.images.layers.tar import Entry
-from runner.images.squashfs.compression import SUPERBLOCK_SIZE
+from runner.images.squashfs.compression import SUPERBLOCK
 from runner.images.squashfs.data import FileData, Place, Run
 from runner.images.squashfs_file import is_whole
 
@@ -35,7 +36,6 @@ _MARK = b"rnnrindx"
 _CHUNK = 1024  # entries in a line
 _PIECE = 4 << 20  # bytes to check at a time
 _LARGEST_CONTENTS = 64 << 20
-_LARGEST_LINE = 256 << 20  # of one uncompressed frame: a million entries
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
@@ -113,7 +113,7 @@ class LayerIndex:
         return None
 
     def frame(self, record: LayerRecord) -> bytes | None:
-        """The bytes of the layer's frame, for LayerFrame or another index; None if they are damaged."""
+        """The bytes of the layer's frame, for `read_frame` or another index; None if they are damaged."""
         self._index.seek(record.frame)
         data = self._index.read(record.frame_length)
         return data if isal_zlib.crc32(data) == record.frame_check else None
@@ -131,23 +131,19 @@ class LayerIndex:
         return check == record.check
 
 
-class LayerFrame:
-    """A layer's frame, read in one pass: its entries, then the positions of their contents."""
+def read_frame(frame: bytes, places: list[Place]) -> Iterator[Entry]:
+    """The entries of a layer's frame, in order.
 
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.places: list[Place] = []
-        """positions of the needed contents, in the order of their entries; complete when `entries` has ended"""
-
-    def entries(self) -> Iterator[Entry]:
-        """The entries of the layer, in order."""
-        self.places = []
-        for value in _lines(self.data):
-            if isinstance(value, list):
-                for row in value:
-                    yield _entry(row)
-            else:
-                self.places += [_place(item) for item in value["places"]]
+    Then `places` has the positions of the needed contents, in the order of their entries.
+    """
+    places.clear()
+    stream = zstandard.ZstdDecompressor().stream_reader(frame)
+    for value in map(json.loads, io.BufferedReader(stream, 1 << 16)):
+        if isinstance(value, list):
+            for row in value:
+                yield _entry(row)
+        else:
+            places += [_place(item) for item in value["places"]]
 
 
 def needed_hash(numbers: array[int]) -> str:
@@ -182,7 +178,7 @@ def open_index(path: Path, squashfs: Path) -> LayerIndex | None:
         return None
     try:
         contents = _contents(index)
-        fits = contents["form"] == FORM and contents["superblock"] == image.read(SUPERBLOCK_SIZE).hex()
+        fits = contents["form"] == FORM and contents["superblock"] == image.read(SUPERBLOCK.size).hex()
         if fits and is_whole(squashfs) and _only_ours(index) and _only_ours(image):
             records = [LayerRecord(**record) for record in contents["layers"]]
             return LayerIndex(records, index, image, str(contents["settings"]))
@@ -217,18 +213,6 @@ def _contents(index: BinaryIO) -> dict[str, Any]:
     plain = zstandard.ZstdDecompressor().decompress(index.read(length), max_output_size=_LARGEST_CONTENTS)
     contents: dict[str, Any] = json.loads(plain)
     return contents
-
-
-def _lines(frame: bytes) -> Iterator[Any]:
-    """The values of a frame, one line at a time."""
-    rest = b""
-    stream = zstandard.ZstdDecompressor().decompressobj()
-    for start in range(0, len(frame), 1 << 16):
-        *lines, rest = (rest + stream.decompress(frame[start : start + (1 << 16)])).split(b"\n")
-        for line in lines:
-            yield json.loads(line)
-        if len(rest) > _LARGEST_LINE:
-            raise ValueError("a line without end")
 
 
 def _entry(row: list[Any]) -> Entry:

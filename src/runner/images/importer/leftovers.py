@@ -18,8 +18,10 @@ def clear_leftovers(folder: Path, report: Report, held: Path | None = None) -> N
     `held`: a target whose lock the caller holds. If the file system has no locks, nothing is removed.
     """
     for path in sorted(folder.glob(f".*{SUFFIX}")):
-        found = _HIDDEN.fullmatch(path.name)
-        if found and is_stale(folder / found["target"], held) and _remove(path):
+        if not (found := _HIDDEN.fullmatch(path.name)):
+            continue
+        target = folder / found["target"]
+        if (target == held or not files.is_locked(target)) and _remove(path):
             report.say(f"removed {path.name}, which an interrupted import left behind")
 
 
@@ -32,12 +34,3 @@ def _remove(folder: Path) -> bool:
         return True
     except OSError:
         return False
-
-
-def is_stale(owner: Path, held: Path | None) -> bool:
-    """Whether the import of `owner` has ended: its lock is ours or free, or its folder no longer exists."""
-    if owner == held:
-        return True
-    if not owner.name or not owner.parent.is_dir():
-        return bool(owner.name)
-    return not files.is_locked(owner)

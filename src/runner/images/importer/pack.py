@@ -9,7 +9,7 @@ import sys
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import BinaryIO
@@ -17,12 +17,12 @@ from typing import BinaryIO
 from runner.errors import RunnerError
 from runner.images.flatten.flatten import Flattener
 from runner.images.importer.hot import HotRegion, Trace
-from runner.images.importer.layer_index import LayerFrame, LayerIndex, LayerLog, LayerRecord, needed_hash, write_index
+from runner.images.importer.layer_index import LayerIndex, LayerLog, LayerRecord, needed_hash, read_frame, write_index
 from runner.images.layers.decode import decoded
-from runner.images.layers.layer import Layer, LayeredImage, Reader
+from runner.images.layers.layer import Layer, LayeredImage
 from runner.images.layers.tar import Entry, entries
-from runner.images.squashfs.compression import SUPERBLOCK_SIZE, Compression
-from runner.images.squashfs.data import DataWriter, FileData, Leaf, Run
+from runner.images.squashfs.compression import SUPERBLOCK, Compression
+from runner.images.squashfs.data import DataWriter, FileData, Leaf, Place
 from runner.images.squashfs.tables import write_tables
 
 # parameters of mallopt, from glibc's malloc.h: sizes above which memory is mapped separately, and returned
@@ -165,7 +165,11 @@ def pack_image(
 def index_of(packed: Packed, file: BinaryIO, options: PackOptions, target: BinaryIO) -> None:
     """Write the index that goes beside the squashfs in `file`."""
     file.seek(0)
-    write_index(target, file.read(SUPERBLOCK_SIZE), options.run_settings, packed.index)
+    write_index(target, file.read(SUPERBLOCK.size), options.run_settings, packed.index)
+
+
+Offer = Callable[[Entry, int, bool], Leaf | None]
+"""(entry, its number in the layer, whether this is the second reading) -> the leaf that needs its content"""
 
 
 class _Packer:
@@ -188,31 +192,37 @@ class _Packer:
 
     def read(self, layer: Layer, advance: Callable[[int], None]) -> None:
         """Read a layer, and pack its visible files."""
-        log, needed, contents = LayerLog(), array("I"), list[FileData]()
         self._flattener.begin_layer()
-        run = self._writer.begin_run()
-        number = 0
-        with self._decoded(layer, advance) as stream:
-            for number, (entry, content) in enumerate(entries(stream), 1):
-                log.add(entry)
-                if self._add(self._offer(entry), entry.size, content, contents):
-                    needed.append(number - 1)
-        # rare: a hard link needs a file that was skipped, because its own name is hidden
-        if self._flattener.end_layer():
-            with self._decoded(layer, _ignore) as stream:
-                for ordinal, (entry, content) in enumerate(entries(stream)):
-                    if self._add(self._offer(entry, again=True), entry.size, content, contents):
-                        needed.append(ordinal)
-        self._writer.end_run()
-        self._packed.entries += number
-        self._keep(layer, run, needed, log.end(contents))
+        self._packed.entries += self._pack(layer, self._offer, self._flattener.end_layer, advance)
 
-    def _add(self, leaf: Leaf | None, size: int, content: Reader, contents: list[FileData]) -> bool:
-        """Pack the content of an entry if a leaf needs it. Returns whether it did."""
-        if leaf:
-            leaf.data = self._writer.add(size, content)
-            contents.append(leaf.data)
-        return leaf is not None
+    def _pack(self, layer: Layer, offer: Offer, more: Callable[[], bool], advance: Callable[[int], None]) -> int:
+        """Pack the contents for which `offer` gives a leaf, and return the number of entries.
+
+        If `more` then returns true, the layer is read a second time. This is rare: a hard link needs a file that was
+        skipped, because its own name is hidden.
+        """
+        log, needed, contents = LayerLog(), array("I"), list[FileData]()
+        run, count = self._writer.begin_run(), 0
+        verify = self._options.verify_diff_ids or not layer.digest  # without a digest, there is only the diff_id
+        for again in (False, True):
+            with decoded(layer, verify_diff_id=verify, advance=_ignore if again else advance) as stream:
+                for number, (entry, content) in enumerate(entries(stream)):
+                    if not again:
+                        log.add(entry)
+                        count += 1
+                    if leaf := offer(entry, number, again):
+                        data = leaf.data = self._writer.add(entry.size, content)
+                        contents.append(data)
+                        needed.append(number)
+            if again or not more():
+                break
+        self._writer.end_run()
+        proven = bool(layer.diff_id) and (self._options.verify_diff_ids or layer.diff_id == layer.digest)
+        known = (layer.diff_id, layer.digest, proven, needed_hash(needed))
+        pieces = run.fragments.decode("latin-1")
+        record = LayerRecord(*known, run.offset, run.length, pieces, run.check, 0, 0)
+        self._packed.index.append((record, log.end(contents)))
+        return count
 
     def reuse(self, layer: Layer, record: LayerRecord, previous: LayerIndex, advance: Callable[[int], None]) -> None:
         """Copy a layer from the previous squashfs. If other files of it are visible now, pack it again."""
@@ -221,12 +231,12 @@ class _Packer:
             self._packed.layers_damaged += 1
             self.read(layer, advance)
             return
-        frame = LayerFrame(data)
+        places: list[Place] = []
         self._flattener.begin_layer()
         needed, leaves = array("I"), list[Leaf]()
         for again in (False, True):
-            for number, entry in enumerate(frame.entries()):
-                leaf = self._offer(entry, again=again)
+            for number, entry in enumerate(read_frame(data, places)):
+                leaf = self._offer(entry, number, again)
                 if leaf:
                     needed.append(number)
                     leaves.append(leaf)
@@ -237,49 +247,33 @@ class _Packer:
             self._read_again(layer, needed, leaves, advance)
             return
         run = self._writer.copy_run(previous.squashfs, record.run())
-        for leaf, place in zip(leaves, frame.places, strict=True):
-            leaf.data = FileData.at(run, place)
+        for leaf, place in zip(leaves, places, strict=True):
+            leaf.data = FileData(run, place)
         self._packed.layers_reused += 1
-        moved = replace(record, offset=run.offset)
-        self._packed.index.append((moved, frame.data))
+        self._packed.index.append((replace(record, offset=run.offset), data))
         advance(layer.size_bytes)
 
     def _read_again(self, layer: Layer, needed: array[int], leaves: list[Leaf], advance: Callable[[int], None]) -> None:
         """Pack the contents of a layer whose entries are in the tree already, in the order of `needed`."""
-        log, contents, position = LayerLog(), list[FileData](), 0
-        run = self._writer.begin_run()
-        for again in (False, True):  # twice if needed: see `read`
-            if again and position == len(needed):
-                break
-            with self._decoded(layer, _ignore if again else advance) as stream:
-                for number, (entry, content) in enumerate(entries(stream)):
-                    if not again:
-                        log.add(entry)
-                    if position < len(needed) and needed[position] == number:
-                        data = leaves[position].data = self._writer.add(entry.size, content)
-                        contents.append(data)
-                        position += 1
-        if position < len(needed):
+        pairs = zip(needed, leaves, strict=True)
+        waiting = next(pairs, None)
+
+        def wanted(entry: Entry, number: int, again: bool) -> Leaf | None:
+            nonlocal waiting
+            if waiting is None or waiting[0] != number:
+                return None
+            leaf, waiting = waiting[1], next(pairs, None)
+            return leaf
+
+        self._pack(layer, wanted, lambda: waiting is not None, advance)
+        if waiting:
             raise RunnerError(
                 "the index of the previous squashfs file does not match this image",
                 f"the index lists entries that layer {layer.diff_id} does not have",
                 "import the image without that index: --no-cache",
             )
-        self._writer.end_run()
-        self._keep(layer, run, needed, log.end(contents))
 
-    def _decoded(self, layer: Layer, advance: Callable[[int], None]) -> AbstractContextManager[Reader]:
-        # if a blob has no digest, only the diff_id can be checked
-        return decoded(layer, verify_diff_id=self._options.verify_diff_ids or not layer.digest, advance=advance)
-
-    def _keep(self, layer: Layer, run: Run, needed: array[int], frame: bytes) -> None:
-        """Record a layer that was read, for the index."""
-        proven = bool(layer.diff_id) and (self._options.verify_diff_ids or layer.diff_id == layer.digest)
-        pieces = run.fragments.decode("latin-1")
-        known = (layer.diff_id, layer.digest, proven, needed_hash(needed))
-        self._packed.index.append((LayerRecord(*known, run.offset, run.length, pieces, run.check, 0, 0), frame))
-
-    def _offer(self, entry: Entry, *, again: bool = False) -> Leaf | None:
+    def _offer(self, entry: Entry, number: int = 0, again: bool = False) -> Leaf | None:
         """The leaf that needs the entry's content, if any."""
         if not self._options.devices and (entry.path.startswith(b"dev/") or entry.path == b".dockerenv"):
             return None

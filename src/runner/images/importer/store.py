@@ -83,15 +83,16 @@ class Store:
         Files whose names are in `keep`, files that jobs use, and those of `runner import` (their link has another name)
         stay. A file is hidden before the leases are read again: who has still seen it wrote a lease before.
         """
-        from runner.machine import process
-
         jobs: set[str] | None = None
         with suppress(FileNotFoundError):  # another process removes files too
             made = [each for path in self.folder.glob("*.sqsh") if (each := read_squashfs(path)) and each.link == path]
             total = sum(each.size_bytes for each in made)
-            with suppress(RunnerError):
-                listed = ("squeue", "--noheader", "--format=%A")
-                jobs = set(process.run(listed, timeout_seconds=30).stdout.split()) if total > limit_bytes else None
+            if total > limit_bytes:
+                from runner.machine import process  # not needed by most starts
+
+                with suppress(RunnerError):
+                    listed = ("squeue", "--noheader", "--format=%A")
+                    jobs = set(process.run(listed, timeout_seconds=30).stdout.split())
             for used, path in sorted((sidecar(each.path).stat().st_mtime, each.path) for each in made):
                 idle = path.name not in keep and time.time() - used > _RECENT_SECONDS
                 if total > limit_bytes and idle and not self._is_leased(path, jobs):

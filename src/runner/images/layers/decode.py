@@ -20,7 +20,6 @@ from runner.images.layers.layer import Layer, Reader, RemoteReader, ViewReader
 LARGEST_PLAIN = 64 << 30
 LARGEST_RATIO = 500
 _RAW, _PLAIN = 4 << 20, 8 << 20  # bytes in flight
-_ALGORITHMS = ("sha256", "sha384", "sha512")
 # how long to wait for the thread of a source that hangs in a read, which its own time limit ends
 _LEAVE_SECONDS = 5.0
 
@@ -46,7 +45,8 @@ class _Pump(ViewReader):
     def __init__(self, layer: Layer, *, verify_diff_id: bool, advance: Callable[[int], None]) -> None:
         self._layer, self._advance = layer, advance
         self._diff_id = layer.diff_id if verify_diff_id else ""
-        self._blob_hash, self._plain_hash = _hash_of(layer.digest), _hash_of(self._diff_id)
+        self._blob_hash = hashlib.sha256() if layer.digest else None
+        self._plain_hash = hashlib.sha256() if self._diff_id else None
         self._raw, self._plain, self._hashed = Pipe(_RAW), Pipe(_PLAIN), Pipe(_PLAIN)
         self._read_bytes = self._reported_bytes = 0
         self._chunk, self._position = b"", 0
@@ -127,7 +127,10 @@ class _Pump(ViewReader):
         except Abandoned:
             pass
         except OSError as error:
-            self._raw.end(_unreadable(self._layer, error))
+            what = f"the layer {self._layer.digest or self._layer.diff_id} cannot be read"
+            failure = RunnerError(what, str(error), "check that the image still exists, and try again")
+            failure.__cause__ = error
+            self._raw.end(failure)
         except BaseException as error:  # raised again in the reader's thread
             self._raw.end(error)
         else:
@@ -147,7 +150,8 @@ class _Pump(ViewReader):
         produced = 0
         try:
             compression, chunks = inflated(self._raw.get)
-            hashed = self._plain_hash and (compression or not self._one_hash())
+            # the hash of an uncompressed blob is also that of its plain bytes
+            hashed = self._plain_hash and (compression or not self._blob_hash)
             for chunk in chunks:
                 produced += len(chunk)
                 if produced > LARGEST_PLAIN and produced > LARGEST_RATIO * self._read_bytes:
@@ -171,11 +175,6 @@ class _Pump(ViewReader):
             self._hashed.end()
             self._plain.end()
 
-    def _one_hash(self) -> bool:
-        """Whether the hash of an uncompressed blob is also that of its plain bytes."""
-        both = self._blob_hash, self._plain_hash
-        return both[0] is not None and both[1] is not None and both[0].name == both[1].name
-
     def _hash_plain(self) -> None:
         assert self._plain_hash is not None
         update = self._plain_hash.update
@@ -186,37 +185,13 @@ class _Pump(ViewReader):
             pass
 
 
-def _hash_of(digest: str) -> hashlib._Hash | None:
-    """A new hash of the digest's algorithm; None for "". Raises RunnerError for an unknown algorithm."""
-    algorithm, _, value = digest.partition(":")
-    if not digest:
-        return None
-    if algorithm not in _ALGORITHMS or len(value) != 2 * hashlib.new(algorithm).digest_size:
-        raise RunnerError(
-            f"the digest {digest!r} cannot be checked",
-            f"a digest must be {' or '.join(_ALGORITHMS)}, with all its hex digits",
-            "build the image again",
-        )
-    return hashlib.new(algorithm)
-
-
 def _compare(digest: str, found: hashlib._Hash, named: str) -> None:
-    if found.hexdigest() != digest.partition(":")[2].lower():
+    if f"sha256:{found.hexdigest()}" != digest:
         raise RunnerError(
             "a layer of the image is damaged",
-            f"{named} {digest}, but the layer's content hashes to {found.name}:{found.hexdigest()}",
+            f"{named} {digest}, but the layer's content hashes to sha256:{found.hexdigest()}",
             "pull or copy the image again",
         )
-
-
-def _unreadable(layer: Layer, error: OSError) -> RunnerError:
-    failure = RunnerError(
-        f"the layer {layer.digest or layer.diff_id} cannot be read",
-        str(error),
-        "check that the image still exists, and try again",
-    )
-    failure.__cause__ = error
-    return failure
 
 
 class Abandoned(Exception):

@@ -5,14 +5,14 @@ file that is both: `docker-archive:` reads its manifest.json, `oci-archive:` its
 Source: image-spec 1.1, image-layout.md; Moby's image specification 1.2, "Combined Image JSON + Filesystem Changeset".
 """
 
-import hashlib
 import io
 import os
 import posixpath
 import tarfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from runner.errors import RunnerError
@@ -23,13 +23,10 @@ from runner.images.sources.manifest import (
     MANIFEST_BYTES,
     Fields,
     damaged,
-    diff_ids_for,
-    parse_config,
     parse_objects,
+    read_config,
     refuse_layers,
-    runtime_config,
 )
-from runner.machine import probe
 
 _MEMBERS = 100_000
 _HEADER_BYTES = 1 << 20
@@ -134,19 +131,10 @@ def read_docker_archive(files: Archive, tag: str, *, architecture: str, referenc
     layers = chosen.texts("Layers")
     refuse_layers([""] * len(layers), reference)
     data = read_small(files, chosen.text("Config"), CONFIG_BYTES, reference)
-    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
-    settings = parse_config(data, digest, architecture, reference)
-    return LayeredImage(
-        reference=reference,
-        id=digest.removeprefix("sha256:"),
-        digest="",
-        architecture=probe.oci_architecture(settings.text("architecture")) or architecture,
-        config=runtime_config(settings),
-        layers=tuple(
-            Layer(diff_id, "", files.size(name), lambda name=name: files.open(name))  # type: ignore[misc]
-            for diff_id, name in zip(diff_ids_for(settings, len(layers)), layers, strict=True)
-        ),
-    )
+    image, diff_ids = read_config(data, "", len(layers), architecture, reference)
+    pairs = zip(diff_ids, layers, strict=True)
+    found = tuple(Layer(diff_id, "", files.size(name), partial(files.open, name)) for diff_id, name in pairs)
+    return replace(image, layers=found)
 
 
 def _choose(entries: tuple[Fields, ...], tag: str, reference: str) -> Fields:

@@ -104,20 +104,12 @@ class PodmanStore:
     @contextmanager
     def export(self, container: str) -> Iterator[Reader]:
         """The container's file tree as a tar stream. Raises RunnerError at the end if the engine fails."""
-        process.need(("podman",))
         # podman keeps both ends of its stdout open, so it does not notice that its reader has died (4.3.1). It would
         # then hold the container's lock forever, and block `podman ps`. With this, it dies when we do.
         dies_with_us = ("setpriv", "--pdeathsig", "KILL") if process.which("setpriv") else ()
         argv = (*dies_with_us, "podman", "export", container)
-        child = subprocess.Popen(
-            argv,
-            env=process.environment(self.env),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            bufsize=1 << 20,
-        )
+        pipe = subprocess.PIPE
+        child = process.start(argv, self.env, stdout=pipe, stderr=pipe, start_new_session=True, bufsize=1 << 20)
         assert child.stdout is not None and child.stderr is not None
         try:
             yield child.stdout
@@ -192,14 +184,9 @@ Store = PodmanStore | DockerStore
 def connect_docker(environ: Mapping[str, str]) -> DockerStore:
     """The storage of docker's daemon. Raises RunnerError if the daemon cannot be reached."""
     import docker
-    import docker.errors
 
-    try:
+    with _asking("be reached"):
         return DockerStore(docker.from_env(environment=dict(environ), timeout=600))
-    except docker.errors.DockerException as error:
-        raise RunnerError(
-            "docker's daemon cannot be reached", str(error), "docker info   (to use another socket, set DOCKER_HOST)"
-        ) from error
 
 
 class _Chunks(io.RawIOBase):
@@ -233,7 +220,7 @@ def _asking(what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, docker.errors.DockerException, urllib3.exceptions.HTTPError) as error:
-        fix = "docker info   (shows whether the daemon works)"
+        fix = "docker info   (shows whether the daemon works; to use another socket, set DOCKER_HOST)"
         raise RunnerError(f"docker could not {what}", str(error), fix) from error
 
 
@@ -256,7 +243,7 @@ def exported(image: Image, store: Store, report: Report, *, architecture: str, r
         reference=reference,
         id=image.id,
         digest=image.digest,
-        architecture=image.architecture or architecture,
+        architecture=architecture,
         config=image.config,
         layers=(Layer("", "", 0, lambda: _tree(image, store, report)),),
         estimate_bytes=image.size_bytes,

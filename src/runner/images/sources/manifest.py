@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from runner.errors import RunnerError
@@ -169,19 +169,10 @@ def _image(fields: Fields, digest: str, blobs: Blobs, architecture: str, referen
             f"{reference} is not a container image", f"the media type of its configuration is {config.media_type}", ""
         )
     _within(config.size_bytes, CONFIG_BYTES, f"the configuration of {reference}")
-    settings = parse_config(blobs.read(config, CONFIG_BYTES), config.digest, architecture, reference)
-    diff_ids = diff_ids_for(settings, len(layers))
-    return LayeredImage(
-        reference=reference,
-        id=config.digest.removeprefix("sha256:"),
-        digest=digest,
-        architecture=probe.oci_architecture(settings.text("architecture")) or architecture,
-        config=runtime_config(settings),
-        layers=tuple(
-            Layer(diff_id, layer.digest, layer.size_bytes, blobs.opener(layer))
-            for diff_id, layer in zip(diff_ids, layers, strict=True)
-        ),
-    )
+    image, diff_ids = read_config(blobs.read(config, CONFIG_BYTES), config.digest, len(layers), architecture, reference)
+    pairs = zip(diff_ids, layers, strict=True)
+    found = tuple(Layer(diff_id, layer.digest, layer.size_bytes, blobs.opener(layer)) for diff_id, layer in pairs)
+    return replace(image, digest=digest, layers=found)
 
 
 def refuse_layers(media_types: Sequence[str], reference: str) -> None:
@@ -203,11 +194,17 @@ def refuse_layers(media_types: Sequence[str], reference: str) -> None:
             )
 
 
-def parse_config(data: bytes, digest: str, architecture: str, reference: str) -> Fields:
-    """The configuration of an image. Raises RunnerError if it is for another architecture."""
+def read_config(
+    data: bytes, digest: str, layers: int, architecture: str, reference: str
+) -> tuple[LayeredImage, tuple[str, ...]]:
+    """The image of a configuration, without its digest and its layers, and the diff_ids of its layers.
+
+    `layers` is the number of layers in the manifest; `digest` is what the bytes must hash to, empty if unknown. Raises
+    RunnerError for an image of another architecture.
+    """
     what = f"the configuration of {reference}"
     _within(len(data), CONFIG_BYTES, what)
-    verified(data, digest, what)
+    identity = verified(data, digest, what).removeprefix("sha256:")
     fields = parse_object(data, what)
     system = fields.text("os")
     if system not in ("linux", ""):
@@ -215,7 +212,13 @@ def parse_config(data: bytes, digest: str, architecture: str, reference: str) ->
             f"{reference} is an image for {system}", "only Linux images can be imported", "choose a Linux image"
         )
     refuse_architecture(fields.text("architecture"), architecture, reference)
-    return fields
+    diff_ids = fields.object("rootfs").texts("diff_ids")
+    if len(diff_ids) != layers:
+        raise damaged(what, f"it names {len(diff_ids)} layers, but the manifest names {layers}")
+    for diff_id in diff_ids:
+        if not _DIGEST.fullmatch(diff_id):
+            raise damaged(what, f"{diff_id!r} is not a digest (sha256: and 64 hex digits)")
+    return LayeredImage(reference, identity, "", architecture, _runtime_config(fields), ()), diff_ids
 
 
 def refuse_architecture(found: str, wanted: str, reference: str) -> None:
@@ -229,18 +232,7 @@ def refuse_architecture(found: str, wanted: str, reference: str) -> None:
         )
 
 
-def diff_ids_for(settings: Fields, count: int) -> tuple[str, ...]:
-    """The diff_id of each of `count` layers."""
-    diff_ids = settings.object("rootfs").texts("diff_ids")
-    if len(diff_ids) != count:
-        raise damaged(settings.what, f"it names {len(diff_ids)} layers, but the manifest names {count}")
-    for diff_id in diff_ids:
-        if not _DIGEST.fullmatch(diff_id):
-            raise damaged(settings.what, f"{diff_id!r} is not a digest (sha256: and 64 hex digits)")
-    return diff_ids
-
-
-def runtime_config(settings: Fields) -> dict[str, Any]:
+def _runtime_config(settings: Fields) -> dict[str, Any]:
     """The runtime part of the configuration, with checked types and without nulls."""
     runtime = settings.object("config")
     found: dict[str, Any] = {key: list(runtime.texts(key)) for key in ("Env", "Entrypoint", "Cmd") if runtime.has(key)}

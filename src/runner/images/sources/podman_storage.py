@@ -21,7 +21,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -36,12 +36,10 @@ from runner.images.sources.manifest import (
     MANIFEST_BYTES,
     Fields,
     descriptor,
-    diff_ids_for,
     is_index,
-    parse_config,
     parse_object,
     parse_objects,
-    runtime_config,
+    read_config,
     verified,
 )
 from runner.machine import probe, process
@@ -79,42 +77,29 @@ def open_stored(image: Image, env: Mapping[str, str], *, architecture: str, refe
     for folder in reversed(roots):  # the engine's own storage takes precedence over read-only stores
         known |= {layer.id: layer for layer in read_layers(folder, driver)}
     chain = chain_of(top, known)
-    described = read_described(root / f"{driver}-images" / image.id, len(chain), architecture, reference)
-    check(chain, described.diff_ids)
+    folder = root / f"{driver}-images" / image.id
+    described, diff_ids = read_described(folder, len(chain), architecture, reference)
+    check(chain, diff_ids)
     with rebuilder(env, reference, rootless=not probe.is_root()) as helper:
-        yield LayeredImage(
-            reference=reference,
-            id=described.config_digest.removeprefix("sha256:"),
-            digest=described.digest,
-            architecture=probe.oci_architecture(described.settings.text("architecture")) or architecture,
-            config=runtime_config(described.settings),
-            layers=tuple(
-                Layer(diff_id, "", layer.size_bytes, partial(helper.layer, layer.split, layer.root))
-                for diff_id, layer in zip(described.diff_ids, chain, strict=True)
-            ),
-        )
+        openers = (partial(helper.layer, layer.split, layer.root) for layer in chain)
+        found = zip(diff_ids, chain, openers, strict=True)
+        layers = tuple(Layer(diff_id, "", layer.size_bytes, opener) for diff_id, layer, opener in found)
+        yield replace(described, layers=layers)
 
 
-@dataclass(frozen=True)
-class Described:
-    """What the storage keeps of an image besides its layers."""
-
-    digest: str
-    config_digest: str
-    settings: Fields
-    diff_ids: tuple[str, ...]
-
-
-def read_described(folder: Path, layers: int, architecture: str, reference: str) -> Described:
-    """Manifest and configuration in an image's folder. Raises NotRebuildable where they are not there."""
+def read_described(
+    folder: Path, layers: int, architecture: str, reference: str
+) -> tuple[LayeredImage, tuple[str, ...]]:
+    """An image without its layers, and their diff_ids, from its folder. Raises NotRebuildable if they are missing."""
     data = _read(folder / "manifest", MANIFEST_BYTES)
     manifest = parse_object(data, f"the manifest of {reference}")
     if is_index(manifest):
         raise NotRebuildable("podman's storage has an index instead of a manifest")
     config = descriptor(manifest.object("config"))
     name = "=" + base64.b64encode(config.digest.encode()).decode()
-    settings = parse_config(_read(folder / name, CONFIG_BYTES), config.digest, architecture, reference)
-    return Described(verified(data, "", reference), config.digest, settings, diff_ids_for(settings, layers))
+    settings = _read(folder / name, CONFIG_BYTES)
+    image, diff_ids = read_config(settings, config.digest, layers, architecture, reference)
+    return replace(image, digest=verified(data, "", reference)), diff_ids
 
 
 def check(chain: Sequence[StoredLayer], diff_ids: Sequence[str]) -> None:
@@ -262,20 +247,12 @@ class _Tar:
 def rebuilder(env: Mapping[str, str], what: str, *, rootless: bool) -> Iterator[Rebuilder]:
     """A helper for the layers of one image; for an ordinary user within podman's user namespace."""
     inside = ("podman", "unshare") if rootless else ()
-    process.need(inside[:1])
     argv = (*inside, sys.executable, "-I", "-S", str(Path(tar_split.__file__)))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, tempfile.TemporaryFile() as words:
         with theirs:
-            child = subprocess.Popen(
-                argv,
-                env=process.environment(env),
-                cwd="/",
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=words,
-                start_new_session=True,
-            )
+            streams = {"stdin": theirs.fileno(), "stdout": subprocess.DEVNULL, "stderr": words}
+            child = process.start(argv, env, cwd="/", start_new_session=True, **streams)
         try:
             yield Rebuilder(ours, words, what)
         finally:

@@ -179,11 +179,6 @@ def answer(message: bytes, target: int, status: int) -> None:
     os.write(status, said.encode(errors="replace")[:4000])
 
 
-def main() -> None:
-    """Serve on stdin."""
-    with socket.socket(fileno=0) as requests:
-        serve(requests)
-
-
 if __name__ == "__main__":
-    main()
+    with socket.socket(fileno=0) as stdin:
+        serve(stdin)

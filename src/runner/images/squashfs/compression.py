@@ -81,18 +81,18 @@ class Compression:
         return f"{' '.join(word for word in words if word)}, blocks of {self.block_size}"
 
     def options(self) -> bytes:
-        """The compressor's options after the superblock, which tell people the level; readers do not need them.
+        """The compressor's options, a block after the superblock, never compressed; empty if it has none.
 
-        The kernel reads xz's dictionary size and lz4's block format from here: 1, the legacy one.
+        They tell people the level; the kernel reads xz's dictionary size and lz4's block format (1: the legacy one).
         Source: squashfs-tools 4.5, *_wrapper.h.
         """
-        if self.name == "lz4":
-            return struct.pack("<II", 1, 0)
-        if self.name == "zstd":
-            return struct.pack("<I", self.effective_level)
-        if self.name == "gzip":
-            return struct.pack("<IHH", self.effective_level, 15, 0)
-        return struct.pack("<II", self.block_size, 0) if self.name == "xz" else b""
+        packed = {
+            "lz4": struct.pack("<II", 1, 0),
+            "zstd": struct.pack("<I", self.effective_level or 0),
+            "gzip": struct.pack("<IHH", self.effective_level or 0, 15, 0),
+            "xz": struct.pack("<II", self.block_size, 0),
+        }.get(self.name)
+        return struct.pack("<H", len(packed) | 0x8000) + packed if packed else b""
 
     def compressor(self) -> Compress | None:
         """A new function that compresses a block, for one thread. None: blocks are stored plain."""
@@ -130,65 +130,19 @@ def _version(name: str) -> str:
     return {"zstd": ".".join(map(str, zstandard.ZSTD_VERSION)), "gzip": zlib.ZLIB_RUNTIME_VERSION}.get(name, "")
 
 
-SUPERBLOCK_SIZE = 96
+SUPERBLOCK = struct.Struct("<4sIIIIHHHHHHQQQQQQQQ")
 ABSENT = (1 << 64) - 1  # the place of a missing table
-_LAYOUT = struct.Struct("<4sIIIIHHHHHHQQQQQQQQ")
 _PLAIN_INODES, _PLAIN_DATA, _PLAIN_FRAGMENTS, _PLAIN_XATTRS, _PLAIN_IDS = 0x1, 0x2, 0x8, 0x100, 0x800
 _EXPORTABLE, _NO_XATTRS, _COMPRESSOR_OPTIONS = 0x80, 0x200, 0x400
 
 
-@dataclass(frozen=True)
-class Superblock:
-    """The counts of a squashfs and the positions of its tables."""
-
-    inodes: int
-    time: int  # seconds since 1970
-    fragments: int
-    ids: int
-    root: int  # the reference to its inode
-    bytes_used: int
-    id_table: int
-    xattr_table: int  # or ABSENT
-    inode_table: int
-    directory_table: int
-    fragment_table: int
-    export_table: int
-
-    def pack(self, compression: Compression) -> bytes:
-        return _LAYOUT.pack(
-            b"hsqs",
-            self.inodes,
-            max(0, min(self.time, 0xFFFFFFFF)),
-            compression.block_size,
-            self.fragments,
-            compression.number,
-            compression.block_size.bit_length() - 1,
-            self._flags(compression),
-            self.ids,
-            4,
-            0,
-            self.root,
-            self.bytes_used,
-            self.id_table,
-            self.xattr_table,
-            self.inode_table,
-            self.directory_table,
-            self.fragment_table,
-            self.export_table,
-        )
-
-    def _flags(self, compression: Compression) -> int:
-        flags = _EXPORTABLE | _PLAIN_INODES | _PLAIN_XATTRS | _PLAIN_IDS
-        if self.xattr_table == ABSENT:
-            flags |= _NO_XATTRS
-        if compression.options():
-            flags |= _COMPRESSOR_OPTIONS
-        if compression.name == "none":
-            flags |= _PLAIN_DATA | _PLAIN_FRAGMENTS
-        return flags
-
-
-def compressor_options(compression: Compression) -> bytes:
-    """The metadata block after the superblock, never compressed; empty if the compressor has no options."""
-    options = compression.options()
-    return struct.pack("<H", len(options) | 0x8000) + options if options else b""
+def superblock_flags(compression: Compression, *, xattrs: bool) -> int:
+    """The flags of the superblock of a squashfs with or without a table of extended attributes."""
+    flags = _EXPORTABLE | _PLAIN_INODES | _PLAIN_XATTRS | _PLAIN_IDS
+    if not xattrs:
+        flags |= _NO_XATTRS
+    if compression.options():
+        flags |= _COMPRESSOR_OPTIONS
+    if compression.name == "none":
+        flags |= _PLAIN_DATA | _PLAIN_FRAGMENTS
+    return flags

@@ -9,22 +9,21 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import BinaryIO
 
 from isal import isal_zlib
 
 from runner.errors import RunnerError
 from runner.images.layers.layer import Reader, view
-from runner.images.squashfs.compression import SUPERBLOCK_SIZE, Compression, compressor_options
-from runner.images.squashfs.disk import Block, Disk, write_all
+from runner.images.squashfs.compression import SUPERBLOCK, Compression
+from runner.images.squashfs.disk import Block, Disk
 from runner.images.squashfs.workers import PLAIN, Workers
 
 FRAGMENT = struct.Struct("<QI")
 NO_FRAGMENT = 0xFFFFFFFF
 _WORD = struct.Struct("<I")
 _LARGEST_SMALL = (1 << 20) - 1  # a file in a fragment is smaller than the largest block
-# a small file: its fragment, offset and size in one int; a large one: size, start, size words
+# a small file: (its fragment + 1, offset, size) in one int, 20 bits each; a large one: size, start, size words
 Place = int | tuple[int, int, bytes]
 
 
@@ -45,23 +44,19 @@ class FileData:
     Small files are many, so their fragment, the offset in it and the size share one int: 80 bytes in all.
     """
 
-    __slots__ = ("_place", "run")
+    __slots__ = ("place", "run")
 
-    def __init__(
-        self, run: Run, size: int, start: int = 0, sizes: bytes = b"", fragment: int = -1, fragment_offset: int = 0
-    ) -> None:
-        assert not sizes or fragment < 0, "a file has blocks of its own or shares a fragment"
+    def __init__(self, run: Run, place: Place) -> None:
         self.run = run
-        self._place: Place = (size, start, sizes)
-        if not sizes and size <= _LARGEST_SMALL:
-            self._place = ((fragment + 1) << 20 | fragment_offset) << 20 | size
+        self.place = place
+        """relative to the run, so that it also holds for a copy; a large file's is set once its blocks are written"""
 
     def located(self) -> tuple[int, int, bytes, int, int]:
         """The fields of an inode: size, start of the blocks, their size words, fragment, offset in the plain fragment.
 
         A size word is a u32, with PLAIN where its block is uncompressed; 0 is a hole. Without blocks the start is 0.
         """
-        place, run = self._place, self.run
+        place, run = self.place, self.run
         if not isinstance(place, int):
             size, start, sizes = place
             return size, run.offset + start if sizes else 0, sizes, NO_FRAGMENT, 0
@@ -69,22 +64,6 @@ class FileData:
         if not fragment:
             return place, 0, b"", NO_FRAGMENT, 0
         return place & _LARGEST_SMALL, 0, b"", run.first_fragment + fragment - 1, place >> 20 & _LARGEST_SMALL
-
-    def locate(self, size: int, start: int, sizes: bytes) -> None:
-        """Set the position of a large file's blocks, once they are written."""
-        self._place = (size, start, sizes)
-
-    @property
-    def place(self) -> Place:
-        """Size and place relative to the run, for a later `at`."""
-        return self._place
-
-    @classmethod
-    def at(cls, run: Run, place: Place) -> FileData:
-        """The content at `place` in a run, or in a copy of it."""
-        data = cls.__new__(cls)
-        data.run, data._place = run, place
-        return data
 
 
 class _Unfinished:
@@ -103,11 +82,11 @@ class _Unfinished:
             self.start = start
         self.words += _WORD.pack(word)
         if len(self.words) * block_size >= self.size * _WORD.size:
-            self.data.locate(self.size, self.start, bytes(self.words))
+            self.data.place = (self.size, self.start, bytes(self.words))
 
 
 class DataWriter:
-    """Writes runs of file contents to `file`, compressing with `threads` threads; close it, or use it as a context.
+    """Writes runs of file contents to `file`, compressing with `threads` threads; use it as a context.
 
     Blocks are written in the order of the contents. Files smaller than a block share fragments; the tail of a larger
     one is a block of its own, as mksquashfs does.
@@ -121,11 +100,9 @@ class DataWriter:
         self._zeros = bytes(compression.block_size)
         self._run: Run | None = None
         self._empty: FileData | None = None
-        self._fragments = bytearray()
-        self._begin_fragment(0)
         # the superblock is written last: until then no program accepts the file as a squashfs
-        header = bytes(SUPERBLOCK_SIZE) + compressor_options(compression)
-        write_all(file, header)
+        header = bytes(SUPERBLOCK.size) + compression.options()
+        file.write(header)
         self._position = len(header)
         # of each block, in the order of writing, the file (None: it is a fragment)
         self._workers: Workers[_Unfinished | None] = Workers(compression, threads, self._write)
@@ -134,12 +111,7 @@ class DataWriter:
     def __enter__(self) -> DataWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
+    def __exit__(self, *error: object) -> None:
         """End the threads. Data that `settle` did not wait for is lost."""
         self._workers.close()
         self._disk.close()
@@ -173,7 +145,7 @@ class DataWriter:
             raise _broken_off(size, len(content))
         if self._fragment_size + size > self._block_size:
             self._submit_fragment()
-        data = FileData(self._run, size, 0, b"", self._fragment, self._fragment_size)
+        data = FileData(self._run, ((self._fragment + 1) << 20 | self._fragment_size) << 20 | size)
         self._pieces.append(content)
         self._fragment_size += size
         return data
@@ -192,7 +164,7 @@ class DataWriter:
         return run
 
     def copy_run(self, source: BinaryIO, run: Run) -> Run:
-        """Copy a run of another squashfs of the same compression; `FileData.at` finds its contents.
+        """Copy a run of another squashfs of the same compression; the places of its contents stay valid.
 
         The bytes come over while the caller goes on; `settle` waits for them. `source` may be closed before.
         """
@@ -229,7 +201,7 @@ class DataWriter:
 
     def _add_blocks(self, size: int, stream: Reader) -> FileData:
         assert self._run is not None
-        data = FileData(self._run, size)
+        data = FileData(self._run, (size, 0, b""))
         unfinished, left = _Unfinished(data, size), size
         while left > 0:
             wanted = min(left, self._block_size)
@@ -248,8 +220,9 @@ class DataWriter:
         start = self._position - self._run.offset
         for block in packed:
             self._run.check = isal_zlib.crc32(block, self._run.check)
+        size = sum(map(len, packed))
         self._disk.write(packed, self._position)
-        self._position += sum(map(len, packed))
+        self._position += size
         for unfinished, word in written:
             if unfinished is None:
                 self._fragments += FRAGMENT.pack(start, word)

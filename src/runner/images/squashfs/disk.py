@@ -8,9 +8,9 @@ import errno
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from queue import SimpleQueue
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import BinaryIO
 
 from runner.errors import RunnerError
@@ -20,13 +20,6 @@ _BUFFER = 1 << 20
 _MOST_PIECES = 1024  # of one call: Linux's limits.h, UIO_MAXIOV
 # file systems, kernels and files that copy_file_range does not support
 _REFUSED = (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
-
-
-def write_all(file: BinaryIO, data: bytes | memoryview) -> None:
-    """Write all of `data`: an unbuffered file may accept only a part."""
-    written = file.write(data)
-    while written < len(data):
-        written += file.write(data[written:])
 
 
 def write_pieces(target: int, pieces: Sequence[bytes | memoryview], position: int) -> int:
@@ -46,37 +39,27 @@ def copy_range(source: int, source_offset: int, target: int, target_offset: int,
 
     Raises RunnerError if `source` ends too early, OSError for the disk.
     """
-    done = _by_kernel(source, source_offset, target, target_offset, length)
+    done, by_kernel = 0, True
     while done < length:
-        data = os.pread(source, min(_BUFFER, length - done), source_offset + done)
-        if not data:
-            raise RunnerError(
-                "the previous squashfs file of this image is damaged",
-                f"the file is {length - done} bytes too short",
-                "import without the cache: --no-cache",
-            )
-        while data:
-            written = os.pwrite(target, data, target_offset + done)
-            done += written
-            data = data[written:]
-
-
-def _by_kernel(source: int, source_offset: int, target: int, target_offset: int, length: int) -> int:
-    """How many bytes copy_file_range copied; fewer than `length` if it fails or the file ends."""
-    done = 0
-    while done < length:
-        try:
-            count = os.copy_file_range(
-                source, target, min(_PIECE, length - done), source_offset + done, target_offset + done
-            )
-        except OSError as error:
-            if error.errno in _REFUSED:
-                return done
-            raise
-        if count == 0:
-            return done
+        at, to, left = source_offset + done, target_offset + done, length - done
+        if by_kernel:
+            try:
+                count = os.copy_file_range(source, target, min(_PIECE, left), at, to)
+            except OSError as error:
+                if error.errno not in _REFUSED:
+                    raise
+                count = 0
+            by_kernel = count > 0
+        else:
+            data = os.pread(source, min(_BUFFER, left), at)
+            if not data:
+                raise RunnerError(
+                    "the previous squashfs file of this image is damaged",
+                    f"the file is {left} bytes too short",
+                    "import without the cache: --no-cache",
+                )
+            count = os.pwrite(target, data, to)
         done += count
-    return done
 
 
 Block = bytes | memoryview
@@ -105,40 +88,20 @@ _SYNC_FILE_RANGE_WRITE = 2
 MOST_UNWRITTEN = 16 << 20  # bytes of memory that wait for the disk
 
 
-@dataclass(slots=True)
-class _Write:
-    """Blocks for `offset`, and the memory that they hold until they are written."""
-
-    offset: int
-    blocks: Sequence[Block]
-    held: int
-
-
-@dataclass(slots=True)
-class _Copy:
-    """Bytes of another file for `offset`; `source` is a duplicate descriptor."""
-
-    offset: int
-    length: int
-    source: int
-    source_offset: int
-
-
 class Disk:
     """A thread that writes a file and starts its writeback, in the order of the calls; close it."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._work: SimpleQueue[_Write | _Copy | None] = SimpleQueue()
+        self._pool = ThreadPoolExecutor(1, "disk")
         self._error: BaseException | None = None
         self._closed = False
-        self._thread: threading.Thread | None = None
         self._memory, self._unwritten = Memory(), 0
         self._less = threading.Condition()
         self._sent = 0  # writeback has started up to here; used by the thread only
 
-    def write(self, blocks: Sequence[Block], offset: int) -> None:
-        """Write blocks in order; waits while too much is unwritten.
+    def write(self, blocks: list[Block], offset: int) -> None:
+        """Write blocks in order, and empty the list then; waits while too much is unwritten.
 
         Raises what went wrong with what was to be written before: OSError for the disk.
         """
@@ -148,68 +111,52 @@ class Disk:
                 self._less.wait()
             self._check()
             self._unwritten += held
-        self._put(_Write(offset, blocks, held))
+        self._pool.submit(self._write, blocks, offset, held)
 
     def copy(self, source: int, source_offset: int, offset: int, length: int) -> None:
         """Copy bytes of another file to `offset`; the caller may close that file."""
-        self._put(_Copy(offset, length, os.dup(source), source_offset))
+        self._pool.submit(self._copy, os.dup(source), source_offset, offset, length)
 
     def settle(self) -> None:
         """Wait for all writes. Raises RunnerError for a source that is too short, OSError for the disk."""
-        self._end()
-        self._check()
+        self._pool.submit(self._check).result()
 
     def close(self) -> None:
         """End the thread; writes that have not begun are dropped."""
         self._closed = True
-        self._end()
+        self._pool.shutdown()
 
     def _check(self) -> None:
         if self._error is not None:
             raise self._error
 
-    def _put(self, work: _Write | _Copy) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="disk", daemon=True)
-            self._thread.start()
-        self._work.put(work)
+    @contextmanager
+    def _failing_later(self) -> Iterator[None]:
+        """Keep an error of the block for the next call of the caller."""
+        try:
+            yield
+        except BaseException as error:
+            self._error = error
 
-    def _end(self) -> None:
-        if self._thread is not None:
-            self._work.put(None)
-            self._thread.join()
-            self._thread = None
-
-    def _run(self) -> None:
-        while (work := self._work.get()) is not None:
-            try:
-                if not self._closed and self._error is None:
-                    self._fill(work)
-            except BaseException as error:  # raised again in the caller, which would wait for a dead thread
-                self._error = error
-            finally:
-                self._let_go(work)
-
-    def _fill(self, work: _Write | _Copy) -> None:
-        if isinstance(work, _Write):
-            self._send_out(work.offset + write_pieces(self._descriptor, work.blocks, work.offset))
-            return
-        self._sent = work.offset
-        for done in range(0, work.length, _STEP):
-            if self._closed:
-                return  # Ctrl-C does not wait for gigabytes
-            step = min(_STEP, work.length - done)
-            copy_range(work.source, work.source_offset + done, self._descriptor, work.offset + done, step)
-            self._send_out(work.offset + done + step)
-
-    def _let_go(self, work: _Write | _Copy) -> None:
-        if isinstance(work, _Copy):
-            os.close(work.source)
-            return
-        work.blocks = ()  # release the memory before the caller continues
+    def _write(self, blocks: list[Block], offset: int, held: int) -> None:
+        with self._failing_later():
+            if not self._closed and self._error is None:
+                self._send_out(offset + write_pieces(self._descriptor, blocks, offset))
+        blocks.clear()  # release the memory before the caller continues
         with self._less:
-            self._unwritten -= work.held
+            self._unwritten -= held
             self._less.notify()
+
+    def _copy(self, source: int, source_offset: int, offset: int, length: int) -> None:
+        with self._failing_later():
+            self._sent = offset
+            for done in range(0, length, _STEP):
+                if self._closed or self._error is not None:
+                    break  # Ctrl-C does not wait for gigabytes
+                step = min(_STEP, length - done)
+                copy_range(source, source_offset + done, self._descriptor, offset + done, step)
+                self._send_out(offset + done + step)
+        os.close(source)
 
     def _send_out(self, end: int) -> None:
         """The file is written up to `end`."""
@@ -285,7 +232,7 @@ class FileStream(MetadataStream):
 
     def _append(self, block: bytes) -> None:
         self.blocks.append(self.position)
-        write_all(self._file, block)
+        self._file.write(block)
         self.position += len(block)
 
 
@@ -296,5 +243,5 @@ def write_lookup_table(file: BinaryIO, position: int, records: Iterable[bytes], 
         stream.write(record)
     stream.finish()
     index = head + struct.pack(f"<{len(stream.blocks)}Q", *stream.blocks)
-    write_all(file, index)
+    file.write(index)
     return stream.position, stream.position + len(index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import struct
 from array import array
 from collections.abc import Iterator
@@ -9,10 +10,10 @@ from typing import BinaryIO
 
 import zstandard
 
-from runner.images.squashfs.compression import ABSENT, Compression, Superblock
+from runner.images.squashfs.compression import ABSENT, SUPERBLOCK, Compression, superblock_flags
 from runner.images.squashfs.data import DataWriter, Directory
-from runner.images.squashfs.disk import FileStream, MetadataStream, write_all, write_lookup_table
-from runner.images.squashfs.inodes import DIRECTORY, InodePacker, ListingWriter, leaf_type
+from runner.images.squashfs.disk import FileStream, MetadataStream, write_lookup_table
+from runner.images.squashfs.inodes import DIRECTORY, TYPES, InodePacker, ListingWriter
 
 _UNWRITTEN = (1 << 64) - 1
 _DEVICE_BLOCK = 4096  # a squashfs is padded to it, for loop devices
@@ -30,7 +31,7 @@ def write_tables(file: BinaryIO, data: DataWriter, root: Directory, *, time: int
     root_reference = tree.write()
     directory_table = position = tree.inodes.position
     for piece in tree.listings.pieces():
-        write_all(file, piece)
+        file.write(piece)
         position += len(piece)
     fragment_table = ABSENT
     if data.fragment_count:
@@ -38,24 +39,17 @@ def write_tables(file: BinaryIO, data: DataWriter, root: Directory, *, time: int
     export_table, position = write_lookup_table(file, position, _packed(tree.references))
     id_table, position = tree.packer.ids.write(file, position)
     xattr_table, position = tree.packer.xattrs.write(file, position)
-    write_all(file, bytes(-position % _DEVICE_BLOCK))
-    superblock = Superblock(
-        inodes=len(tree.references),
-        time=time,
-        fragments=data.fragment_count,
-        ids=len(tree.packer.ids),
-        root=root_reference,
-        bytes_used=position,
-        id_table=id_table,
-        xattr_table=xattr_table,
-        inode_table=data.position,
-        directory_table=directory_table,
-        fragment_table=fragment_table,
-        export_table=export_table,
+    file.write(bytes(-position % _DEVICE_BLOCK))
+    time, block_size = max(0, min(time, 0xFFFFFFFF)), compression.block_size
+    flags, ids = superblock_flags(compression, xattrs=xattr_table != ABSENT), len(tree.packer.ids)
+    superblock = SUPERBLOCK.pack(
+        *(b"hsqs", len(tree.references), time, block_size, data.fragment_count, compression.number),
+        *(block_size.bit_length() - 1, flags, ids, 4, 0, root_reference, position),  # 4.0: the version of squashfs
+        *(id_table, xattr_table, data.position, directory_table, fragment_table, export_table),
     )
     data.settle()  # the superblock makes the file a squashfs: all data must be in it
     file.seek(0)
-    write_all(file, superblock.pack(compression))
+    file.write(superblock)
     file.flush()
 
 
@@ -160,7 +154,7 @@ class _TreeWriter:
             if isinstance(child, Directory):
                 kind, reference = DIRECTORY, self._write_inode(next(subdirectories), number)
             else:
-                kind, reference = leaf_type(child.mode), _UNWRITTEN
+                kind, reference = TYPES[stat.S_IFMT(child.mode)], _UNWRITTEN
                 if child.links > 1:
                     number = self._linked[id(child)]
                     reference = references[number - 1]
@@ -169,7 +163,8 @@ class _TreeWriter:
             if number == following:
                 following += 1
             listing.add(name, reference, number, kind)
-        return packer.directory(frame.directory, listing.finish(), frame.number, frame.parent)
+        listing.finish()
+        return packer.directory(frame.directory, listing, frame.number, frame.parent)
 
     def _write_inode(self, inode: bytes, number: int) -> int:
         reference = self.inodes.reference()
@@ -178,25 +173,15 @@ class _TreeWriter:
         return reference
 
 
-def _directories(root: Directory) -> Iterator[Directory]:
-    stack = [root]
-    while stack:
-        directory = stack.pop()
-        yield directory
-        stack += [child for child in directory.children.values() if isinstance(child, Directory)]
-
-
 def _count(root: Directory) -> int:
     """The number of inodes; counts the names of each Leaf on the way."""
-    for directory in _directories(root):
-        for child in directory.children.values():
-            if not isinstance(child, Directory):
-                child.links = 0
-    inodes = 0
-    for directory in _directories(root):
-        inodes += 1
-        for child in directory.children.values():
-            if not isinstance(child, Directory):
+    inodes, stack = 1, [root]
+    while stack:
+        for child in stack.pop().children.values():
+            if isinstance(child, Directory):
+                stack.append(child)
+                inodes += 1
+            else:
                 child.links += 1
                 inodes += child.links == 1
     return inodes

@@ -11,12 +11,12 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 from runner.errors import RunnerError
-from runner.images.squashfs.compression import Compress, Compression
+from runner.images.squashfs.compression import Compression
 from runner.images.squashfs.disk import Block, Memory
 
 Owner = TypeVar("Owner")
@@ -34,32 +34,42 @@ _NICE = 5
 class _Batch(Generic[Owner]):
     """Blocks in progress; None is a block of zeros, which is not stored."""
 
-    __slots__ = ("answer", "blocks", "held", "owners", "size")
+    __slots__ = ("blocks", "held", "owners", "size")
 
     def __init__(self) -> None:
         self.blocks: list[Block | None] = []
         self.owners: list[Owner] = []
         self.size = 0
         self.held = 0  # bytes of memory held until the batch is done
-        self.answer: SimpleQueue[tuple[list[Block], list[int]] | BaseException] = SimpleQueue()
+
+
+class _Compressor(threading.local):
+    """A compressor for each thread that asks for it."""
+
+    def __init__(self, compression: Compression) -> None:
+        self.compress = compression.compressor()
+
+
+def _lower_priority() -> None:
+    with suppress(OSError):  # a sandbox may forbid it
+        os.nice(_NICE)  # of this thread alone: nice(2), "C library/kernel differences"
 
 
 class Workers(Generic[Owner]):
     """Packs blocks with `threads` threads and hands them to `write` in the order of `add`. `close` ends them.
 
-    The threads start when the first batch is full: the caller's thread packs anything smaller. Plain blocks need no
+    The threads start with the first full batches: the caller's thread packs anything smaller. Plain blocks need no
     threads.
     """
 
     def __init__(self, compression: Compression, threads: int, write: Write[Owner]) -> None:
-        self._compression, self._write = compression, write
-        self._count = min(threads, MOST_UNDER_WAY // BATCH // 2)  # each with one more batch waiting
-        self._compress = compression.compressor()
+        self._write = write
+        self._own = _Compressor(compression)
+        count = min(threads, MOST_UNDER_WAY // BATCH // 2)  # each with one more batch waiting
+        self._pool = ThreadPoolExecutor(count, "compress", _lower_priority)
         self._most = min(UNDER_WAY * threads, MOST_UNDER_WAY)
         self._held = 0
-        self._threads: list[threading.Thread] = []
-        self._work: SimpleQueue[_Batch[Owner] | None] = SimpleQueue()
-        self._sent: deque[_Batch[Owner]] = deque()
+        self._sent: deque[tuple[_Batch[Owner], Future[tuple[list[Block], list[int]]]]] = deque()
         self._filling: _Batch[Owner] = _Batch()
         self._memory = Memory()
         self._closed = False
@@ -79,7 +89,7 @@ class Workers(Generic[Owner]):
 
     def flush(self) -> None:
         """Write everything."""
-        if self._threads and self._filling.blocks:
+        if self._sent and self._filling.blocks:
             self._send()
         while self._sent:
             self._receive()
@@ -89,63 +99,40 @@ class Workers(Generic[Owner]):
     def close(self) -> None:
         """End the threads, after each has packed its current block."""
         self._closed = True
-        for _ in self._threads:
-            self._work.put(None)
-        for thread in self._threads:
-            thread.join()
-        self._threads = []
+        self._pool.shutdown(cancel_futures=True)
         self._sent.clear()
 
     def _send(self) -> None:
         """Give the full batch to a thread; waits for the oldest ones while too much is in progress."""
-        if self._compress is None:
+        if self._own.compress is None:
             self._pack_here()
             return
-        if not self._threads:
-            self._begin()
         batch, self._filling = self._filling, _Batch()
         while self._sent and self._held + batch.held > self._most:
             self._receive()
-        self._held += batch.held
-        self._sent.append(batch)
-        self._work.put(batch)
-
-    def _begin(self) -> None:
         try:
-            for number in range(self._count):
-                compress = self._compression.compressor()  # here, so that its errors are raised in the caller
-                thread = threading.Thread(target=self._run, args=(compress,), name=f"compress {number}", daemon=True)
-                thread.start()
-                self._threads.append(thread)
+            self._sent.append((batch, self._pool.submit(self._pack, batch.blocks)))
         except RuntimeError as error:
             raise RunnerError(
                 "cannot start the threads that compress data", str(error), "check your process limit: ulimit -u"
             ) from error
+        self._held += batch.held
 
     def _receive(self) -> None:
-        batch = self._sent.popleft()
-        answer = batch.answer.get()
+        batch, packed = self._sent.popleft()
         self._held -= batch.held
-        if isinstance(answer, BaseException):
-            raise answer
-        self._write(answer[0], list(zip(batch.owners, answer[1], strict=True)))
+        self._hand_over(batch, *packed.result())
 
     def _pack_here(self) -> None:
         batch, self._filling = self._filling, _Batch()
-        packed, words = self._pack(batch.blocks, self._compress)
+        self._hand_over(batch, *self._pack(batch.blocks))
+
+    def _hand_over(self, batch: _Batch[Owner], packed: list[Block], words: list[int]) -> None:
         self._write(packed, list(zip(batch.owners, words, strict=True)))
 
-    def _run(self, compress: Compress | None) -> None:
-        with suppress(OSError):  # a sandbox may forbid it
-            os.nice(_NICE)  # of this thread alone: nice(2), "C library/kernel differences"
-        while (batch := self._work.get()) is not None:
-            try:
-                batch.answer.put(self._pack(batch.blocks, compress))
-            except BaseException as error:  # raised again in `_receive`, which would wait for a dead thread
-                batch.answer.put(error)
-
-    def _pack(self, blocks: Sequence[Block | None], compress: Compress | None) -> tuple[list[Block], list[int]]:
+    def _pack(self, blocks: Sequence[Block | None]) -> tuple[list[Block], list[int]]:
         """The stored bytes of the blocks, and the size word of each."""
+        compress = self._own.compress
         stored: list[Block] = []
         words = []
         for block in blocks:

@@ -3,51 +3,19 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Sequence
+from pathlib import Path
 
 from runner.bash import Word
 from runner.environments.edf import split_fields
 from runner.images.reference import HUB_NAMES, parse_reference
 from runner.runs.adopt.adopted import Adopted
-from runner.runs.adopt.options import Option
+from runner.runs.adopt.options import Grammar, Option
 
-# options whose effect every engine has by default
-_NOT_NEEDED = {
-    "rm": "the container is always removed; what it writes outside mounts is lost",
-    **dict.fromkeys(("interactive", "tty"), "`runner shell` gives a prompt"),
-    **dict.fromkeys(("sig-proxy", "http-proxy", "quiet", "tls-verify", "userns"), "every engine does this"),
-    **dict.fromkeys(("network", "net"), "the host's network is used"),
-    **dict.fromkeys(("ipc", "shm-size"), "/dev/shm is the host's"),
-    "pid": "the container sees the host's processes",
-    "uts": "the container has the host's name",
-    "env-host": "the container gets the host's variables",
-    "init": "runner's scripts start and stop the processes",
-    "pull": "missing images are pulled",
-    "runtime": "the site provides the GPUs",
-    "no-container-mount-home": "the home folder is mounted only if the EDF mounts it",
-    "no-container-remap-root": "you have your own user ID in the container",
-    "no-container-entrypoint-log": "the log is off by default",
-}
-_NOT_CARRIED_OVER = {
-    **dict.fromkeys(("user", "container-remap-root"), "you have your own user ID in the container"),
-    **dict.fromkeys(("privileged", "cap-add"), "the container of a job has no extra rights"),
-    "security-opt": "the site's settings decide",
-    "ulimit": "put `ulimit` in task_prolog of the job file",
-    "memory": "set memory in [resources] of the job file",
-    "cpus": "set cpus_per_task in [resources] of the job file",
-    "name": "runner names the run",
-    "publish": "the host's network is used, so its ports are open already",
-    "detach": "`runner launch` returns at once",
-    "restart": "[restart] of the job file says when a job is restarted",
-    "tmpfs": "an EDF cannot mount a tmpfs; use /dev/shm, which is in memory",
-    "platform": "the image must have the node's architecture",
-    "container-name": "each run creates a new container",
-    "container-unshare": "the host's network, IPC and name are used",
-}
-# options whose value goes to the EDF
-_KEYS_OF_EDF = {"annotation", "container-env", "container-image", "container-mounts", "container-workdir",
-                "device", "edf", "entrypoint", "env", "environment", "gpus", "mount", "unsetenv", "volume",
-                "workdir"}  # fmt: skip
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+_NOT_NEEDED, _NOT_CARRIED_OVER = _TABLES["not_needed"], _TABLES["not_carried_over"]
+CONTAINER = Grammar(_TABLES["short"], frozenset(_TABLES["flags"]))
 # SELinux labels, caching hints and copying do not change what the container sees
 _NO_FLAGS = {"rw", "z", "Z", "cached", "delegated", "consistent", "nocopy", "bind", "rbind", ""}
 _MOUNT_KEYS = {"src": "source", "dst": "target", "destination": "target", "readonly": "ro"}
@@ -89,7 +57,7 @@ def read_container_run(
 def read(options: Sequence[Option], adopted: Adopted) -> None:
     """Read options of `docker run` and `podman run`, and flags of pyxis. Source: pyxis 0.24.0, args.c."""
     for option in options:
-        if option.computed and option.name in _KEYS_OF_EDF:
+        if option.computed and option.name in _TABLES["keys_of_edf"]:
             adopted.computed(option.given)
         else:
             _read_pyxis(option.name, option.value or "", option.given, adopted)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from runner.bash import Word
@@ -18,33 +20,12 @@ from runner.runs.adopt.options import TORCHRUN, Option, split
 from runner.runs.checks import check_variable
 from runner.runs.schedulers import flags
 
-_KEYS = {"nodes": "nodes", "ntasks-per-node": "tasks_per_node", "cpus-per-task": "cpus_per_task", "mem": "memory",
-         "time": "time", "partition": "partition", "account": "account"}  # fmt: skip
-# the variables with which Slurm tells a step what the job has
-_OF_SLURM = {
-    "SLURM_NNODES": "nodes", "SLURM_JOB_NUM_NODES": "nodes", "SLURM_NTASKS": "ntasks",
-    "SLURM_NTASKS_PER_NODE": "tasks_per_node", "SLURM_CPUS_PER_TASK": "cpus_per_task", "SLURM_JOB_ID": "",
-    "SLURM_JOB_NODELIST": "", "SLURM_GPUS_PER_NODE": "", "SLURM_GPUS_ON_NODE": "",
-}  # fmt: skip
-_NOT_NEEDED = {
-    "output": "a run has one log: runner logs", "error": "a run has one log: runner logs",
-    "open-mode": "a run has one log, to which attempts append", "parsable": "runner launch --parsable",
-    "get-user-env": "the container gets the host's variables",
-}  # fmt: skip
-# Source: srun(1): options that configure the step; sbatch does not know most of them
-_OF_STEPS = {
-    "accel-bind", "bcast", "cpu-bind", "disable-status", "distribution", "epilog", "exact", "het-group", "input",
-    "kill-on-bad-exit", "label", "mem-bind", "mpi", "msg-timeout", "multi-prog", "network", "overlap", "prolog",
-    "propagate", "pty", "quit-on-interrupt", "relative", "resv-ports", "send-libs", "slurmd-debug", "task-epilog",
-    "task-prolog", "threads", "unbuffered", "verbose", "wait", "whole",
-}  # fmt: skip
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+_KEYS = {"ntasks-per-node": "tasks_per_node", "cpus-per-task": "cpus_per_task", "mem": "memory"}
 # flags that runner refuses, but without which the job does the same
 _HARMLESS = {"export", "wait", "overcommit", "pty"}
 # Source: pyxis 0.24.0, the variables that it does not pass to enroot
 _NOT_INTO_CONTAINERS = {"PATH", "LD_LIBRARY_PATH", "LD_PRELOAD"}
-# options of torchrun that the launcher of a job sets itself
-_OF_LAUNCHER = {"node-rank", "master-addr", "master-port", "standalone", "local-addr", "tee", "redirects", "log-dir",
-                "role", "local-ranks-filter", "max-restarts"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -85,8 +66,8 @@ class Draft:
             if option.name == "job-name":
                 name = value or "NAME"
                 adopted.note(option.given, f"a run is named after its job file: rename the file to {name}.toml")
-            elif option.name in _NOT_NEEDED:
-                adopted.not_needed(option.given, _NOT_NEEDED[option.name])
+            elif option.name in _TABLES["not_needed"]:
+                adopted.not_needed(option.given, _TABLES["not_needed"][option.name])
             elif value is None:
                 adopted.refuse(option.given, "only a shell can evaluate this text: write its value")
             elif not value and option.value:
@@ -102,7 +83,7 @@ class Draft:
     def value(self, option: Option) -> str | None:
         """The value of an option; empty for a variable with which Slurm says what the job has; None: not known."""
         text, counts = option.value or "", {"nodes": 1, **self.resources, **self.counts}
-        values = {name: str(counts.get(key, "")) for name, key in _OF_SLURM.items()}
+        values = {name: str(counts.get(key, "")) for name, key in _TABLES["of_slurm"].items()}
         return None if option.computed or set(names(text)) - values.keys() else expand(text, values, "an option")
 
     def _read(self, option: Option, value: str, program: str, adopted: Adopted) -> None:
@@ -110,9 +91,9 @@ class Draft:
         gpus = re.fullmatch(r"(?:gpu:)?(?:([A-Za-z_][\w.-]*):)?(\d+)", value)
         match name:
             case "nodes" | "ntasks-per-node" | "cpus-per-task" if value.isdigit() and int(value):
-                self.resources[_KEYS[name]] = int(value)
+                self.resources[_KEYS.get(name, name)] = int(value)
             case "mem" | "time" | "partition" | "account" if value:
-                self.resources[_KEYS[name]] = value
+                self.resources[_KEYS.get(name, name)] = value
             case "ntasks" | "cpus-per-gpu" if value.isdigit():
                 self.counts[name] = int(value)
             case "gpus-per-task" if gpus:
@@ -154,7 +135,7 @@ class Draft:
     def _read_flag(self, option: Option, value: str, program: str, adopted: Adopted) -> None:
         """Pass an option on to sbatch or srun."""
         name = option.name
-        if program == "srun" and not self.allocated and name not in _OF_STEPS:
+        if program == "srun" and not self.allocated and name not in _TABLES["of_steps"]:
             program = "sbatch"  # srun requests the resources itself
         if name == "exclusive" and program == "sbatch":
             self.all_gpus = option.given
@@ -287,7 +268,7 @@ def _torchrun(words: Sequence[Word], draft: Draft, adopted: Adopted) -> Program 
             rest = (Word("-m", "-m"), *rest)
         elif name == "max-restarts" and value != "0":
             adopted.not_carried_over(option.given, "runner restarts the whole job, not single processes")
-        elif name in _OF_LAUNCHER or name.startswith("rdzv-"):
+        elif name in _TABLES["of_launcher"] or name.startswith("rdzv-"):
             adopted.not_needed(option.given, "runner sets the rendezvous, the ranks and the logs of each process")
         elif name != "no-python":
             return None

@@ -78,17 +78,6 @@ def _short(word: Word, following: Word | None, grammar: Grammar, found: list[Opt
     return 0
 
 
-# Sources: docker-run(1) of Docker 28, podman-run(1) of Podman 5; the letters agree
-CONTAINER = Grammar(
-    short={"a": "attach", "c": "cpu-shares", "d": "detach", "e": "env", "h": "hostname", "i": "interactive",
-           "l": "label", "m": "memory", "p": "publish", "P": "publish-all", "q": "quiet", "t": "tty", "u": "user",
-           "v": "volume", "w": "workdir"},
-    flags=frozenset(("detach", "disable-content-trust", "env-host", "help", "http-proxy", "init", "interactive",
-                     "no-healthcheck", "no-hosts", "no-hostname", "oom-kill-disable", "passwd", "privileged",
-                     "publish-all", "quiet", "read-only", "read-only-tmpfs", "replace", "rm", "rmi", "rootfs",
-                     "sig-proxy", "tls-verify", "tty", "unsetenv-all", "use-api-socket")),
-)  # fmt: skip
-
 # Source: srun(1) and sbatch(1) of Slurm 25.05; pyxis 0.24.0, args.c
 _SLURM_FLAGS = (
     "allocate-all", "contiguous", "disable-status", "exact", "get-user-env-all", "help", "hold", "ignore-pbs",

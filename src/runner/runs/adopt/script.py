@@ -14,8 +14,9 @@ from runner.errors import RunnerError
 from runner.expansion import expand, literal, names
 from runner.runs.adopt import containers
 from runner.runs.adopt.adopted import SECRET, Adopted, plain, secrets_in
+from runner.runs.adopt.containers import CONTAINER
 from runner.runs.adopt.job import Draft, Program, read_program
-from runner.runs.adopt.options import CONTAINER, SBATCH, SRUN, Grammar, Option, read_directives, split
+from runner.runs.adopt.options import SBATCH, SRUN, Grammar, Option, read_directives, split
 from runner.runs.adopt.scope import ASSIGNMENT, Scope
 
 _ENGINES = ("docker", "nvidia-docker", "podman")

@@ -21,6 +21,8 @@
 # shellcheck source=/dev/null
 . payload/nodes.sh
 # shellcheck source=/dev/null
+. payload/ranks.sh
+# shellcheck source=/dev/null
 . payload/watch.sh
 # shellcheck source=/dev/null
 . payload/trainer.sh

@@ -29,6 +29,15 @@ checkpoint_candidates() {
     done
 }
 
+# list_checkpoints N: print STATE STEP PATH of the newest N checkpoints; STATE is `complete` or `incomplete`.
+list_checkpoints() {
+    local number path state
+    checkpoint_candidates | sort -rn | head -n "$1" | while read -r number path; do
+        if complete_checkpoint "$path"; then state=complete; else state=incomplete; fi
+        printf '%s %s %s\n' "$state" "$number" "$path"
+    done
+}
+
 found_checkpoints() {
     local folder name names
     mapfile -t names < <(sed -n 's/^checkpoint_name //p' trainers 2>/dev/null | sort -u)

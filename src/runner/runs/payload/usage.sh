@@ -1,18 +1,19 @@
 #!/bin/sh
 # Samples the use of a node, beside the node's tasks, inside the container. Needs only /bin/sh, sleep, date and mv.
 #   usage.sh ATTEMPT K TASK      K: the number of the node; TASK: the process id of its first task
-# Every 15 s, it replaces the file ATTEMPT/usage/K. payload/watch.sh takes its age as the node's sign of life. The content is
+# Every 15 s, it replaces the file ATTEMPT/usage/K. payload/watch.sh takes its age as the node's sign of life. Every minute, it
+# appends the same line to ATTEMPT/usage-log/K, for the curves of `runner report`. The content is
 #   UNIX_TIME NODE CPU USED TOTAL OWNER GPUS…
 # CPU: percent, of all CPUs of the node and by all its processes. USED, TOTAL: memory in MiB; OWNER: `job` if the job's memory
-# is limited, otherwise `node`. GPUS: percent, memory used and total memory (MiB) of each GPU that nvidia-smi shows here; or
-# `hangs` or `fails`, if nvidia-smi itself does. `-` means unknown.
-attempt=$1 file=$1/usage/$2 partial=$1/usage/.$2 task=$3
+# is limited, otherwise `node`. GPUS: percent, memory used and total memory (MiB) of each GPU that nvidia-smi shows here, then
+# the letter W and the power of each GPU in watts; or `hangs` or `fails`, if nvidia-smi itself does. `-` means unknown.
+attempt=$1 file=$1/usage/$2 partial=$1/usage/.$2 log=$1/usage-log/$2 task=$3
 node=${SLURMD_NODENAME:-$(uname -n)}
 pause=$((${RUNNER_NODE_SECONDS:-90} / 6))
 [ "$pause" -gt 0 ] || pause=1
 smi='' gpus='' # process id and result of nvidia-smi
 exec </dev/null >/dev/null 2>&1
-command -v sleep && command -v date && command -v mv && mkdir -p "$1/usage" || exit
+command -v sleep && command -v date && command -v mv && mkdir -p "$1/usage" "$1/usage-log" || exit
 trap 'kill $! $smi; exit' TERM
 
 # Find the smallest memory limit of the control groups of this process (version 2, or 1), and the files with the use.
@@ -74,18 +75,21 @@ graphics() {
         ! kill -0 "$smi" || return
         gpus=fails
         if wait "$smi"; then
-            gpus=
-            while IFS=, read -r percent used total; do
-                for value in "$percent" "${used# }" "${total# }"; do
+            gpus='' watts=
+            while IFS=, read -r percent used total power; do
+                power=${power%%.*}
+                for value in "$percent" "${used# }" "${total# }" "${power# }"; do
                     case $value in '' | *[!0-9]*) value=- ;; esac
                     gpus="$gpus $value"
                 done
+                watts="$watts ${gpus##* }" gpus=${gpus% *}
             done <"$partial.gpus"
+            gpus=${watts:+$gpus W$watts}
         fi
         smi=
     fi
     if [ $((turn % 4)) = 0 ] && command -v nvidia-smi; then
-        nvidia-smi --query-gpu=utilization.gpu,memory.used,memory.total --format=csv,noheader,nounits >"$partial.gpus" &
+        nvidia-smi --query-gpu=utilization.gpu,memory.used,memory.total,power.draw --format=csv,noheader,nounits >"$partial.gpus" &
         smi=$!
     fi
 }
@@ -116,7 +120,9 @@ while kill -0 "$task"; do
     processors
     memory
     graphics
-    printf '%s\n' "$(date +%s) $node $busy $memory $gpus" >"$partial" && mv "$partial" "$file"
+    sample="$(date +%s) $node $busy $memory $gpus"
+    printf '%s\n' "$sample" >"$partial" && mv "$partial" "$file"
+    [ $((turn % 4)) != 1 ] || printf '%s\n' "$sample" >>"$log"
     turn=$((turn + 1))
     sleep "$pause" &
     wait $! || exit # `sleep` cannot start any more: the root file system is gone, for example

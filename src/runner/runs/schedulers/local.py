@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +40,10 @@ def script(job: Job, attachment: Attachment, site: Site) -> str:
 def version() -> dict[str, str]:
     """Empty, because there is no scheduler."""
     return {}
+
+
+def check_options(options: Iterable[str], report: Report) -> None:
+    """Nothing to check, because there are no options."""
 
 
 def start(run: Run, waits: Dependencies, report: Report) -> Run:

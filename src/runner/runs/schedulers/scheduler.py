@@ -63,6 +63,9 @@ class Scheduler(Protocol):
     def version(self) -> dict[str, str]:
         """Facts about the scheduler for the run's record."""
 
+    def check_options(self, options: Iterable[str], report: Report) -> None:
+        """Raise RunnerError for an option of sbatch (its long name) that this cluster cannot fulfil."""
+
     def start(self, run: Run, waits: Dependencies, report: Report) -> Run:
         """Submit or start the job, and return the run with it."""
 

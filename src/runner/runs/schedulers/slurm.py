@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -99,6 +101,37 @@ def version() -> dict[str, str]:
     return {"version": words[-1]} if words else {}
 
 
+# option -> the topologies that it needs, and the first Slurm with it; with others, Slurm ignores the option.
+# Source: src/plugins/topology and CHANGELOG of Slurm 22.05 to 26.05
+_PLACEMENT = {"switches": (("tree",), (0, 0)), "segment": (("block", "ring", "torus3d"), (24, 5))}
+
+
+def check_options(options: Iterable[str], report: Report) -> None:
+    """Raise RunnerError for --switches or --segment if this cluster's Slurm has no topology for it."""
+    wanted = [name for name in _PLACEMENT if name in options]
+    shown = "".join(_scontrol_show(what) for what in ("config", "topology", "topoconf")) if wanted else ""
+    version = re.search(r"^SLURM_VERSION *= *((\d+)\.(\d+)\S*)", shown, re.MULTILINE)
+    for name in wanted:
+        kinds, since = _PLACEMENT[name]
+        if version is None:
+            report.warn(f"--{name} is not checked: `scontrol show config` does not answer")
+        elif (int(version[2]), int(version[3])) < since:
+            why = f"--{name} came with Slurm {since[0]}.{since[1]:02}, and the cluster has {version[1]}"
+            raise RunnerError(f"this cluster does not have --{name}", why, f"leave out {name}")
+        elif not slurm_commands.topologies(shown) & set(kinds):
+            plugin = re.search(r"^TopologyPlugin *= *(\S+)", shown, re.MULTILINE)
+            needed = " or ".join(f"topology/{kind}" for kind in kinds)
+            why = f"it needs {needed}, and the cluster has {plugin[1] if plugin else 'none'}: Slurm would ignore it"
+            raise RunnerError(f"--{name} has no effect on this cluster", why, f"leave out {name}")
+
+
+def _scontrol_show(what: str) -> str:
+    """The output of `scontrol show`; empty if it fails, as for what an older Slurm does not know."""
+    with suppress(RunnerError):
+        return process.run(("scontrol", "show", what), check=False, timeout_seconds=_CONFIG_SECONDS).stdout + "\n"
+    return ""
+
+
 def start(run: Run, waits: Dependencies, report: Report) -> Run:
     """Submit the job, and return the run with it."""
     if task := run.parameters.get("SLURM_ARRAY_TASK_ID"):  # a task of the user's own array, launched again
@@ -128,7 +161,7 @@ def _one_by_one(runs: Sequence[Run], waits: Dependencies, at_once: int | None, r
             started.append(start(run, waits._replace(ended=(*waits.ended, *before)), report))
     except BaseException:
         if started:
-            process.run(slurm_commands.cancel([run.job_id for run in started]), check=False, timeout_seconds=120)
+            process.run(("scancel", *(run.job_id for run in started)), check=False, timeout_seconds=120)
         raise
     return tuple(started)
 
@@ -160,7 +193,7 @@ def _place(folder: Path) -> Path | None:
 def _tell_start(folder: Path, script: str, report: Report) -> None:
     """Report when the job would start. Errors are ignored, because the submission itself will report them."""
     try:
-        argv = slurm_commands.test_only(folder, script)
+        argv = slurm_commands.submit(folder, ("--test-only",), script=script)
         done = process.run(argv, cwd=_place(folder), check=False, timeout_seconds=_ESTIMATE_SECONDS)
     except RunnerError as error:  # a busy controller
         report.detail(f"sbatch --test-only: {error.why}")
@@ -182,25 +215,9 @@ def _submitted(folder: Path, argv: Sequence[str]) -> str:
 
 def refused(words: str) -> RunnerError:
     """The error for a rejected submission, with sbatch's message and its usual cause."""
-    hints = (
-        ("account", "use --account NAME; `sacctmgr show associations user=$USER` lists your accounts"),
-        ("partition", "use --partition NAME; `sinfo` lists the partitions"),
-        ("time limit", "use --time LIMIT, or another --partition; `sinfo -o '%P %l'` shows the limits"),
-        (
-            "node configuration",
-            "request fewer --nodes, --gpus-per-node or --cpus-per-task; `sinfo -Ne` shows what the nodes have",
-        ),
-        ("node count", "use another number of --nodes; `sinfo` shows how many nodes there are"),
-        ("memory", "request less --memory; `sinfo -o '%P %m'` shows the memory of the nodes in MB"),
-        ("unable to contact", "try again, or ask the admins: the controller does not answer"),
-        ("unrecognized option", "check the #SBATCH lines, --sbatch=… and the site's flags; --dry-run shows them"),
-        ("job array", "sweep over fewer combinations; `scontrol show config` prints MaxArraySize"),
-        ("qos", "use --sbatch=--qos=NAME"),
-    )
-    fix = next(
-        (hint for word, hint in hints if word in words.lower()),
-        "fix the setting that sbatch names; --dry-run prints the script",
-    )
+    hints = tomllib.loads(Path(__file__).with_name("refusals.toml").read_text("utf-8"))
+    rest = "fix the setting that sbatch names; --dry-run prints the script"
+    fix = next((hint for word, hint in hints.items() if word in words.lower()), rest)
     return RunnerError("sbatch rejected the job", words, fix)
 
 
@@ -211,8 +228,7 @@ def exclude_flags(runs: Path, environ: Mapping[str, str], report: Report) -> tup
     if not listed:
         return ()
     try:
-        shown = process.run(("scontrol", "show", "config"), check=False, timeout_seconds=_CONFIG_SECONDS).stdout
-        cluster = re.search(r"^ClusterName\s*=\s*(\S+)", shown, re.MULTILINE)
+        cluster = re.search(r"^ClusterName\s*=\s*(\S+)", _scontrol_show("config"), re.MULTILINE)
         bad = listed.get(cluster[1], {}) if cluster else {}
         # sbatch rejects a job that excludes a node which the cluster no longer has
         argv = ("sinfo", "--noheader", "--Node", "--format=%N")
@@ -245,15 +261,19 @@ def statuses(runs: Sequence[Run]) -> Sequence[tuple[Run, JobStatus]]:
 
 def _queue(job_ids: Sequence[str]) -> tuple[Mapping[str, JobStatus], str]:
     """(job id -> status for the jobs that squeue knows, the reason if squeue fails)."""
-    if not job_ids:
-        return {}, ""
+    shown, trouble = _squeue(slurm_commands.status(job_ids)) if job_ids else ("", "")
+    return slurm_commands.parse_status(shown), trouble
+
+
+def _squeue(argv: Sequence[str]) -> tuple[str, str]:
+    """(the output of squeue, the reason if it fails)."""
     try:
-        done = process.run(slurm_commands.status(job_ids), check=False, timeout_seconds=_ANSWER_SECONDS)
+        done = process.run(argv, check=False, timeout_seconds=_ANSWER_SECONDS)
     except RunnerError as error:
-        return {}, f"{error.what}: {error.why}"
+        return "", f"squeue cannot be run: {error.why}"
     if done.exit_code != 0 and "Invalid job id" not in done.stderr:
-        return {}, f"squeue: {(done.stderr.strip() or 'no answer').splitlines()[-1]}"
-    return slurm_commands.parse_status(done.stdout), ""
+        return "", f"squeue: {(done.stderr.strip() or 'no answer').splitlines()[-1]}"
+    return done.stdout, ""
 
 
 def _with_jobs_by_hand(
@@ -275,13 +295,8 @@ def _with_jobs_by_hand(
 
 def _jobs_by_folder() -> tuple[Mapping[str, tuple[str, JobStatus]], str]:
     """(folder -> an active job of the user that was submitted there, the reason if squeue fails)."""
-    try:
-        done = process.run(slurm_commands.work_folders(), check=False, timeout_seconds=_ANSWER_SECONDS)
-    except RunnerError as error:
-        return {}, f"squeue cannot be run: {error.why}"
-    if done.exit_code != 0:
-        return {}, f"squeue does not answer: {(done.stderr.strip() or 'no message').splitlines()[-1]}"
-    return slurm_commands.parse_work_folders(done.stdout), ""
+    shown, trouble = _squeue(slurm_commands.work_folders())
+    return slurm_commands.parse_work_folders(shown), trouble
 
 
 def work_folders() -> tuple[set[Path], str]:
@@ -300,7 +315,9 @@ def status_of(run: Run, queue: Mapping[str, JobStatus], trouble: str) -> JobStat
     known = queue.get(job_id)
     if known is not None:
         # a script that has written its exit code has finished its work, even if it is still notifying
-        leaving = known.state in ("RUNNING", "COMPLETING") and _is_of(job_id, run) and is_over(run)
+        leaving = known.state in ("RUNNING", "COMPLETING") and bool(run.attempts) and is_over(run)
+        # attempts of an array task record the task's own job id
+        leaving = leaving and ("_" in job_id or run.attempts[-1].job_id == job_id)
         state = from_exit_code(run, code).state if leaving and code is not None else known.state
         if state not in ACTIVE and state != "COMPLETED" and is_cancelled(run):
             state = "CANCELLED"
@@ -328,11 +345,6 @@ def _live(run: Run, queue: Mapping[str, JobStatus]) -> tuple[str, ...]:
     return tuple(job_id for job_id in run.job_ids if job_id in queue and queue[job_id].state in ACTIVE)
 
 
-def _is_of(job_id: str, run: Run) -> bool:
-    """Whether the newest attempt belongs to this job. Attempts of an array task record the task's own job id."""
-    return bool(run.attempts) and ("_" in job_id or run.attempts[-1].job_id == job_id)
-
-
 def _job_that_counts(run: Run, queue: Mapping[str, JobStatus], live: Sequence[str]) -> str:
     """The job of a run that determines its status: the running one, or the next one, or the last that started."""
     if len(run.job_ids) == 1:
@@ -346,8 +358,8 @@ def _job_that_counts(run: Run, queue: Mapping[str, JobStatus], live: Sequence[st
 def explain_cancel(runs: Sequence[Run]) -> Iterator[str]:
     """The command that ends the jobs of these runs."""
     if job_ids := [job_id for run in runs for job_id in run.job_ids]:
-        yield " ".join(slurm_commands.cancel(job_ids))
+        yield " ".join(("scancel", *job_ids))
 
 
 def cancel(jobs: Sequence[tuple[Run, tuple[str, ...]]], report: Report) -> None:
-    process.run(slurm_commands.cancel([job_id for _, job_ids in jobs for job_id in job_ids]), timeout_seconds=120)
+    process.run(("scancel", *(job_id for _, job_ids in jobs for job_id in job_ids)), timeout_seconds=120)

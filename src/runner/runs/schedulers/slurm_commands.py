@@ -45,13 +45,6 @@ def submit(run_folder: Path, flags: Sequence[str] = (), *, script: str = "job.sb
     return (*_outside_of_jobs(os.environ), "sbatch", "--parsable", *flags, script)
 
 
-def test_only(run_folder: Path, script: str = "job.sbatch") -> tuple[str, ...]:
-    """The sbatch command, to run in the run folder, that only prints when the job would start."""
-    if (run_folder / SUBMIT).is_file():
-        return submit(run_folder, ("--test-only",))
-    return (*_outside_of_jobs(os.environ), "sbatch", "--test-only", script)
-
-
 def _outside_of_jobs(environ: Mapping[str, str]) -> tuple[str, ...]:
     """A prefix that runs a command without the variables of the job that we are in; empty outside a job.
 
@@ -155,10 +148,6 @@ def parse_work_folders(stdout: str) -> Mapping[str, tuple[str, JobStatus]]:
     return found
 
 
-def cancel(job_ids: Sequence[str]) -> tuple[str, ...]:
-    return ("scancel", *job_ids)
-
-
 def gpu_request(gpus: int, site: Site) -> tuple[str, ...]:
     """The flag of sbatch and srun that requests GPUs; empty if the site has none."""
     if gpus == 0 or site.gpu_request == "none":
@@ -202,10 +191,23 @@ def shell(
 
 
 def limits(resources: Resources) -> tuple[str, ...]:
-    """The flags of sbatch and srun for memory, time, partition and account, as far as they are set."""
+    """The flags of sbatch and srun for memory, time, partition, account and topology, as far as they are set."""
     time = time_limit_text(resources.time_minutes) if resources.time_minutes else None
-    given = {"mem": resources.memory, "time": time, "partition": resources.partition, "account": resources.account}
+    given = {"mem": resources.memory, "time": time, "partition": resources.partition, "account": resources.account,
+             "switches": resources.switches, "segment": resources.segment}  # fmt: skip
     return tuple(f"--{name}={value}" for name, value in given.items() if value)
+
+
+_RECORDS = {"tree": "SwitchName", "block": "BlockName", "ring": "RingName", "torus3d": "TorusName"}
+
+
+def topologies(shown: str) -> set[str]:
+    """The kinds of topology in the output of `scontrol show config`, `topology` and, since 25.05, `topoconf`.
+
+    With topology.yaml, each partition can have another one, and TopologyPlugin need not name any of them.
+    """
+    found = {kind: rf"^(TopologyPlugin *= *topology/{kind}$|{name}=|[ -]+{kind}:)" for kind, name in _RECORDS.items()}
+    return {kind for kind, pattern in found.items() if re.search(pattern, shown, re.MULTILINE)}
 
 
 def time_limit_text(total: int) -> str:

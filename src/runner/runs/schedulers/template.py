@@ -38,6 +38,7 @@ def render(job: Job, attachment: Attachment, site: Site, *, directives: Sequence
     environment.filters.update(
         literal=quoting.literal, directive=lambda word: quoting.directive(word, f"the sbatch flag {word[:60]!r}")
     )
+    of_environment = (name for name in {**site.env, **job.environment.env} if name.startswith(site.inside))
     template = jinja2.Template.from_code(environment, _compiled(environment), environment.make_globals(None))
     return template.render(
         job=job,
@@ -46,7 +47,8 @@ def render(job: Job, attachment: Attachment, site: Site, *, directives: Sequence
         gpus=job.nodes_held * job.resources.gpus_per_node,
         directives=tuple(directives),
         host_setup=(*(f"module load {quoting.literal(name)}" for name in site.modules), *site.host_setup),
-        carried=_carried(job, site),
+        # the prefixes of the host variables to pass to each task, the names to skip because the environment sets them
+        carried=(site.inside, " ".join(of_environment)),
         exports=[(name, quoting.live(value, f"the variable {name}")) for name, value in attachment.exports.items()],
         inside=_inside(job, site),
         texts=_texts(job, site),
@@ -78,7 +80,8 @@ def _compiled(environment: jinja2.Environment) -> CodeType:
     made_of = (bc_magic, repr(_SYNTAX), path.read_text(encoding="utf-8"))
     trusted = True
     with suppress(OSError, EOFError, ValueError, TypeError), open(kept, "rb", opener=_open) as file:
-        trusted = _only_writable_by({0, os.geteuid(), path.stat().st_uid}, os.fstat(file.fileno()))
+        status, owners = os.fstat(file.fileno()), {0, os.geteuid(), path.stat().st_uid}
+        trusted = stat.S_ISREG(status.st_mode) and status.st_uid in owners and not status.st_mode & 0o022
         if trusted:
             found, code = marshal.load(file)
             if found == made_of:
@@ -93,10 +96,6 @@ def _compiled(environment: jinja2.Environment) -> CodeType:
 def _open(path: str, flags: int) -> int:
     """Open a file; unlike `open` itself without waiting for the writer of a named pipe."""
     return os.open(path, flags | os.O_NONBLOCK)
-
-
-def _only_writable_by(owners: set[int], status: os.stat_result) -> bool:
-    return stat.S_ISREG(status.st_mode) and status.st_uid in owners and not status.st_mode & 0o022
 
 
 RUN = "{run}"
@@ -130,29 +129,19 @@ def _inside(job: Job, site: Site) -> list[tuple[str, str]]:
     }
     if job.keeps_nodes:  # place_ranks sets them for each attempt
         ours = {name: value for name, value in ours.items() if name not in ("RUNNER_NODES", "RUNNER_WORLD_SIZE")}
+    if site.network_gbps:
+        ours["RUNNER_NETWORK_GBPS"] = str(site.network_gbps)  # for jobs/network.py
     if job.environment.image:
         ours["PYTHONNOUSERSITE"] = "1"  # otherwise, packages in ~/.local shadow the image's
-    return [*{**ours, **(_preflight(job, site) if job.preflight else {}), **job.env}.items()]
-
-
-def _preflight(job: Job, site: Site) -> dict[str, str]:
-    """The variables for payload/preflight.py. Values for which the site sets no minimum are only measured."""
-    promised = {
-        "RUNNER_EXPECT_NETWORK": site.nccl_network,
-        "RUNNER_EXPECT_WITHIN": site.allreduce_within,
-        "RUNNER_EXPECT_ACROSS": site.allreduce_across,
-    }
-    return {
-        "RUNNER_PREFLIGHT": "yes",
-        "RUNNER_GPUS_PER_NODE": str(job.resources.gpus_per_node),
-        **{name: str(value) for name, value in promised.items() if value is not None},
-    }
-
-
-def _carried(job: Job, site: Site) -> tuple[tuple[str, ...], str]:
-    """(prefixes of the host variables to pass to each task, the names to skip because the environment sets them)."""
-    said = {**site.env, **job.environment.env}
-    return site.inside, " ".join(name for name in said if name.startswith(site.inside))
+    if job.preflight:  # values for which the site sets no minimum are only measured
+        promised = {
+            "RUNNER_EXPECT_NETWORK": site.nccl_network,
+            "RUNNER_EXPECT_WITHIN": site.allreduce_within,
+            "RUNNER_EXPECT_ACROSS": site.allreduce_across,
+        }
+        ours |= {"RUNNER_PREFLIGHT": "yes", "RUNNER_GPUS_PER_NODE": str(job.resources.gpus_per_node)}
+        ours |= {name: str(value) for name, value in promised.items() if value is not None}
+    return [*{**ours, **job.env}.items()]
 
 
 def _texts(job: Job, site: Site) -> list[tuple[str, str, str]]:

@@ -293,7 +293,7 @@ _OWN = ("job.sbatch: ", "runner: ", "preflight: ")  # messages of our own batch 
 
 def telling_lines(sources: Sequence[Source]) -> tuple[Evidence, ...]:
     """The lines most likely to explain the failure, in order, among those that match no cause; may be empty."""
-    weighed: list[tuple[int, int, Line, Source]] = []
+    weighed: list[tuple[int, Evidence]] = []
     seen: set[str] = set()
     for source in sources:
         found = scan(source.path, _WORDS, source.start)
@@ -303,10 +303,10 @@ def telling_lines(sources: Sequence[Source]) -> tuple[Evidence, ...]:
             silent = line.text.startswith(_OWN) or _LAUNCHER.search(line.text) or cause_of(line.text)
             if weight > 0 and shape not in seen and not silent and not found.survived(line):
                 seen.add(shape)
-                weighed.append((weight, -line.offset, line, source))
-    best = sorted(weighed, key=lambda each: (-each[0], each[1]))[:_MOST]
-    ordered = sorted(best, key=lambda each: (str(each[2].path), each[2].offset))
-    return tuple(_telling_evidence(line, source) for _, _, line, source in ordered)
+                short = replace(line, text=line.text.strip()[:400])
+                weighed.append((weight, _evidence(short, UNKNOWN, source, found, None)))
+    best = sorted(weighed, key=lambda each: (-each[0], -each[1].offset))[:_MOST]
+    return tuple(sorted((each for _, each in best), key=lambda each: (str(each.path), each.offset)))
 
 
 def last_lines(sources: Sequence[Source]) -> tuple[Evidence, ...]:
@@ -317,10 +317,3 @@ def last_lines(sources: Sequence[Source]) -> tuple[Evidence, ...]:
         kept = [line for line in found if line.strip() and not line.startswith(_OWN)][-_LAST:]
         return tuple(Evidence(UNKNOWN, source.path, 0, line.strip()[-400:]) for line in kept)
     return ()
-
-
-def _telling_evidence(line: Line, source: Source) -> Evidence:
-    rank = rank_of(line.text, line.path)
-    return Evidence(
-        UNKNOWN, line.path, line.number, line.text.strip()[:400], line.offset, source.rank if rank is None else rank
-    )

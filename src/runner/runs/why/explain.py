@@ -19,7 +19,6 @@ from runner.runs.why.evidence import Evidence, Reading, Source, read_log
 
 # states that explain more than an exception in the log, which may be a consequence
 _STRONG_STATES = {"NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"}
-_ENDED_WELL = {"COMPLETED"}
 _PYTHON = "python"  # the subject of missing modules, files and attributes
 _NO_REASONS = {_PYTHON, "launch", "nccl", "slurm"}  # of an exception that followed one of those
 _WAITING = {"PENDING", "REQUEUE_HOLD", "REQUEUED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
@@ -55,7 +54,7 @@ def explain_run(run: Run) -> Answer:
     answer = _noted(replace(answer, slow=verdict.slow), readings, speed)
     restarts = tuple(f"attempt {rung.attempt}: {rung.reason}" for rung in now.rungs[-3:])
     answer = replace(answer, notes=(*answer.notes, *restarts))
-    if now.state in _ENDED_WELL:
+    if now.state == "COMPLETED":
         return replace(answer, fine=True)
     stuck = speed is not None and speed.stuck
     if now.active and not stuck:

@@ -1,35 +1,24 @@
 """One repository of a registry: its manifests, blobs and tags. Source: OCI distribution-spec 1.1."""
 
-import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from dataclasses import replace
 
 from runner.errors import RunnerError
 from runner.images.layers.layer import LayeredImage, Reader
 from runner.images.reference import DOCKER_HUB, Reference
-from runner.images.sources.manifest import INDEX_TYPES, MANIFEST_BYTES, MANIFEST_TYPES, Descriptor, read_image
+from runner.images.sources.manifest import INDEX_TYPES, MANIFEST_BYTES, MANIFEST_TYPES, Descriptor, read_image, verified
 from runner.images.sources.registry.credentials import Search, find_login
 from runner.images.sources.registry.tokens import Tokens, describe, error_message
 from runner.images.sources.registry.transfer import Downloads
 from runner.images.sources.registry.web import Answer, Tries, Web, check_passing, host_of, is_loopback, origin
 from runner.images.sources.registry.web_errors import Transient, Untrusted
 
+_ACCEPT = {"Accept": ", ".join((*INDEX_TYPES, *MANIFEST_TYPES))}
 ERROR_LIMIT = 1 << 20
 TAGS_LIMIT = 4 << 20
-
-
-@dataclass(frozen=True)
-class Document:
-    """A manifest or a configuration as received."""
-
-    body: bytes
-    media_type: str
-    """the Content-Type without parameters"""
-    digest: str
-    """from the registry's header; empty without one"""
 
 
 class Repository:
@@ -43,23 +32,21 @@ class Repository:
         self._locations: dict[str, str] = {}
         """digest -> the registry's redirect, so that not every range asks again"""
 
-    def manifest(self, version: str, accept: Iterable[str], limit: int) -> Document:
-        """The manifest with that tag or digest."""
-        return self._document(f"manifests/{version}", f"manifest {version}", {"Accept": ", ".join(accept)}, limit)
+    def manifest(self, version: str) -> tuple[bytes, Mapping[str, str]]:
+        """The manifest or index with that tag or digest, and the headers of the answer."""
+        return self._document(f"manifests/{version}", f"manifest {version}", _ACCEPT, MANIFEST_BYTES)
 
     def digest(self, tag: str) -> str:
         """The digest that a tag has now. Docker Hub counts a GET as a pull, and a HEAD not."""
-        accept = {"Accept": ", ".join((*INDEX_TYPES, *MANIFEST_TYPES))}
-        with suppress(Transient), self._get(f"manifests/{tag}", accept, "HEAD") as answer:
+        with suppress(Transient), self._get(f"manifests/{tag}", _ACCEPT, "HEAD") as answer:
             announced = answer.headers.get("Docker-Content-Digest", "")
             if answer.status == 200 and re.fullmatch("sha256:[0-9a-f]{64}", announced):
                 return announced
-        manifest = self.manifest(tag, (*INDEX_TYPES, *MANIFEST_TYPES), MANIFEST_BYTES)
-        return f"sha256:{hashlib.sha256(manifest.body).hexdigest()}"
+        return verified(self.manifest(tag)[0], "", tag)
 
     def config(self, digest: str, limit: int) -> bytes:
         """A small blob as a whole."""
-        return self._document(f"blobs/{digest}", f"configuration {digest}", {}, limit).body
+        return self._document(f"blobs/{digest}", f"configuration {digest}", {}, limit)[0]
 
     def blob(self, digest: str, start: int, end: int, size: int) -> Answer:
         """206 with the bytes from `start` to before `end`, or 200 with the whole blob.
@@ -125,7 +112,9 @@ class Repository:
                 self._tokens.renew(answer.challenges(), sent)
             refused += 1
 
-    def _document(self, path: str, what: str, headers: Mapping[str, str], limit: int) -> Document:
+    def _document(
+        self, path: str, what: str, headers: Mapping[str, str], limit: int
+    ) -> tuple[bytes, Mapping[str, str]]:
         tries = Tries(self._web, what, self.reference.registry)
         while True:
             try:
@@ -133,14 +122,14 @@ class Repository:
                     if answer.status != 200:
                         raise self._refused(answer, what)
                     body = answer.document(limit)
-                    kind = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-                    if kind == "text/html" or describe(body) == "a web page":
+                    kind = answer.headers.get("Content-Type", "").lower()
+                    if kind.startswith("text/html") or describe(body) == "a web page":
                         raise RunnerError(
                             f"{host_of(answer.url)} returned a web page",
                             "runner expected a manifest; the page may come from a proxy, or the host is not a registry",
                             "open the address in a browser; check the registry's name and HTTPS_PROXY",
                         )
-                    return Document(body, kind, answer.headers.get("Docker-Content-Digest", ""))
+                    return body, answer.headers
             except Transient as trouble:
                 tries.failed(trouble)
 
@@ -181,41 +170,34 @@ class Repository:
 
 def ask_digest(reference: Reference, environ: Mapping[str, str], allow_http: int) -> str:
     """The digest that a tag has in its registry now."""
-    web = Web(environ, allow_http=allow_http)
-    try:
+    with closing(Web(environ, allow_http=allow_http)) as web:
         login = find_login(reference.registry, reference.repository, reference.user, environ)
         return Repository(reference, web, login).digest(reference.tag)
-    finally:
-        web.close()
 
 
 @contextmanager
 def open_registry_image(reference: Reference, web: Web, architecture: str) -> Iterator[LayeredImage]:
     """The image in its registry, its layers readable inside `with`; on leaving, every thread and connection ends."""
-    try:
+    with closing(web):
         search = find_login(reference.registry, reference.repository, reference.user, web.environ)
         repository = Repository(reference, web, search)
-        downloads = Downloads(repository.blob, web, registry=reference.registry, connections=web.connections)
-        try:
+        with closing(Downloads(repository.blob, web, reference.registry)) as downloads:
             yield read(reference, repository, downloads, architecture=architecture)
-        finally:
-            downloads.close()
-    finally:
-        web.close()
 
 
 def read(name: Reference, repository: Repository, downloads: Downloads, *, architecture: str) -> LayeredImage:
     """The image of `name`: its manifest found by tag or digest, its layers opened through `downloads`."""
-    document = repository.manifest(name.version, (*INDEX_TYPES, *MANIFEST_TYPES), MANIFEST_BYTES)
-    if document.media_type.startswith("application/vnd.docker.distribution.manifest.v1+"):
+    body, headers = repository.manifest(name.version)
+    if headers.get("Content-Type", "").lower().startswith("application/vnd.docker.distribution.manifest.v1+"):
         raise RunnerError(
             f"cannot read {name}",
             "the registry has it only as `schema 1`, an obsolete format without a configuration",
             "convert the image: skopeo copy --format v2s2 docker://... docker://...",
         )
     blobs = RegistryBlobs(repository, downloads)
-    announced = document.digest if document.digest.startswith("sha256:") else ""
-    image = read_image(document.body, name.digest or announced, blobs, architecture=architecture, reference=str(name))
+    announced = headers.get("Docker-Content-Digest", "")
+    digest = name.digest or (announced if announced.startswith("sha256:") else "")
+    image = read_image(body, digest, blobs, architecture=architecture, reference=str(name))
     return replace(image, expect=lambda layers: downloads.expect([(one.digest, one.size_bytes) for one in layers]))
 
 
@@ -228,11 +210,9 @@ class RegistryBlobs:
 
     def read(self, descriptor: Descriptor, limit: int) -> bytes:
         """A manifest of an index, or a configuration, which registries keep among the blobs."""
-        documents = (*INDEX_TYPES, *MANIFEST_TYPES)
-        if descriptor.media_type and descriptor.media_type not in documents:
-            return self._repository.config(descriptor.digest, limit)
-        accept = (descriptor.media_type,) if descriptor.media_type else documents
-        return self._repository.manifest(descriptor.digest, accept, limit).body
+        if descriptor.media_type in ("", *INDEX_TYPES, *MANIFEST_TYPES):
+            return self._repository.manifest(descriptor.digest)[0]
+        return self._repository.config(descriptor.digest, limit)
 
     def opener(self, descriptor: Descriptor) -> Callable[[], AbstractContextManager[Reader]]:
         """A function that opens a layer's blob."""

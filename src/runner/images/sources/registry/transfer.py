@@ -30,11 +30,11 @@ Fetch = Callable[[str, int, int, int], Answer]
 class Downloads:
     """The blobs of one image: threads, memory, order. Thread-safe."""
 
-    def __init__(self, fetch: Fetch, web: Web, *, registry: str, connections: int = 8) -> None:
+    def __init__(self, fetch: Fetch, web: Web, registry: str) -> None:
         self._fetch = fetch
         self._web = web
         self._registry = registry
-        self._connections = max(1, connections)
+        self._connections = max(1, web.connections)
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._blobs: list[Blob] = []
@@ -174,7 +174,8 @@ class Downloads:
                     return
                 if part.got - before >= PROGRESS:
                     tries.count = 0
-                tries.failed(Transient(f"{trouble.why}, at byte {part.start + part.got:,}", like=trouble))
+                why = f"{trouble.why}, at byte {part.start + part.got:,}"
+                tries.failed(Transient(why, delay=trouble.delay, status=trouble.status))
 
     def _receive(self, blob: Blob, part: Part) -> None:
         """The bytes of one request, from the end of the part so far."""

@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote, urlencode, urljoin, urlsplit
 
@@ -19,8 +18,6 @@ from runner.images.sources.registry import web_errors
 from runner.images.sources.registry.web_errors import Transient, Unreachable
 
 if TYPE_CHECKING:
-    import ssl
-
     from urllib3 import BaseHTTPResponse, PoolManager
 
 
@@ -197,32 +194,25 @@ class Web:
 
     def _manager(self, proxy: str, tls: bool) -> PoolManager:
         """The pool of connections by that proxy; the TLS context is made on first use (it takes 20 ms)."""
-        with self._lock:
-            if (proxy, tls) not in self._managers:
-                self._managers[proxy, tls] = self._make_manager(proxy, tls)
-            return self._managers[proxy, tls]
-
-    def _make_manager(self, proxy: str, tls: bool) -> PoolManager:
         import urllib3
 
-        options: dict[str, Any] = {
-            "maxsize": self.connections + 1,
-            "timeout": urllib3.Timeout(connect=self.patience.connect_seconds, read=self.patience.stall_seconds),
-            "ssl_context": self._tls if tls or proxy.startswith("https") else None,
-        }
-        manager = _proxy_manager(proxy, options) if proxy else urllib3.PoolManager(**options)
-        manager.pool_classes_by_scheme = _pool_classes(self._keep)
-        return manager
+        with self._lock:
+            if (proxy, tls) not in self._managers:
+                options: dict[str, Any] = {
+                    "maxsize": self.connections + 1,
+                    "timeout": urllib3.Timeout(connect=self.patience.connect_seconds, read=self.patience.stall_seconds),
+                    "ssl_context": web_errors.tls_context(self.environ) if tls or proxy.startswith("https") else None,
+                }
+                manager = _proxy_manager(proxy, options) if proxy else urllib3.PoolManager(**options)
+                manager.pool_classes_by_scheme = _pool_classes(self._keep)
+                self._managers[proxy, tls] = manager
+            return self._managers[proxy, tls]
 
     def _keep(self, connected: Any) -> None:
         """Register a new connection's socket for close(); raises OSError after it."""
         if self.stopped.is_set():
             raise OSError("stopped")
         self._sockets.add(connected)
-
-    @cached_property
-    def _tls(self) -> ssl.SSLContext:
-        return web_errors.tls_context(self.environ)
 
 
 def _proxy_manager(proxy: str, options: dict[str, Any]) -> PoolManager:
@@ -246,26 +236,17 @@ def _proxy_manager(proxy: str, options: dict[str, Any]) -> PoolManager:
 
 def _pool_classes(keep: Any) -> dict[str, Any]:
     """urllib3's pools, with connections that pass each new socket to `keep`."""
-    from urllib3.connection import HTTPConnection, HTTPSConnection
     from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
-    class Plain(HTTPConnection):
-        def connect(self) -> None:
-            super().connect()
-            keep(self.sock)
+    def kept(pool: Any) -> Any:
+        class Kept(pool.ConnectionCls):  # type: ignore[misc]  # a class of each of the two
+            def connect(self) -> None:
+                super().connect()
+                keep(self.sock)
 
-    class Encrypted(HTTPSConnection):
-        def connect(self) -> None:
-            super().connect()
-            keep(self.sock)
+        return type(pool.__name__, (pool,), {"ConnectionCls": Kept})
 
-    class PlainPool(HTTPConnectionPool):
-        ConnectionCls = Plain
-
-    class EncryptedPool(HTTPSConnectionPool):
-        ConnectionCls = Encrypted
-
-    return {"http": PlainPool, "https": EncryptedPool}
+    return {"http": kept(HTTPConnectionPool), "https": kept(HTTPSConnectionPool)}
 
 
 def origin(url: str) -> tuple[str, str, int]:
@@ -343,22 +324,17 @@ class Tries:
 
     def _enough(self, trouble: Transient) -> RunnerError:
         what = f"cannot fetch {self._what} from {self._registry}"
+        if trouble.status == 429 and self._registry == "docker.io":
+            why = f"Docker Hub's pull limit has been reached for this address or account: {trouble.why}"
+            fix = "log in (runner import docker://USER@IMAGE, or podman login docker.io), or wait a few hours"
+            return RunnerError(what, why, fix)
         if trouble.status == 429:
-            return _too_many(what, self._registry, trouble)
+            why = f"the registry is rate-limiting requests: {trouble.why}"
+            return RunnerError(what, why, "try again later, or log in")
         often = "1 attempt" if self.count == 1 else f"{self.count} attempts"
         return Unreachable(
             what, f"{often}; the last one failed: {trouble.why}", "try again when the network and the registry work"
         )
-
-
-def _too_many(what: str, registry: str, trouble: Transient) -> RunnerError:
-    if registry == "docker.io":
-        return RunnerError(
-            what,
-            f"Docker Hub's pull limit has been reached for this address or account: {trouble.why}",
-            "log in (runner import docker://USER@IMAGE, or podman login docker.io), or wait a few hours",
-        )
-    return RunnerError(what, f"the registry is rate-limiting requests: {trouble.why}", "try again later, or log in")
 
 
 def check_passing(status: int, headers: Mapping[str, str], error_text: str) -> None:

@@ -18,14 +18,9 @@ CA_VARIABLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
 class Transient(Exception):
     """A temporary failure: a reset, a stall, a server's 503. `delay` is the wait that the server requested."""
 
-    delay: float | None
-    status: int
-
-    def __init__(self, why: str, *, delay: float | None = None, status: int = 0, like: Transient | None = None) -> None:
+    def __init__(self, why: str, *, delay: float | None = None, status: int = 0) -> None:
         super().__init__(why)
-        self.why = why
-        self.delay = like.delay if like else delay
-        self.status = like.status if like else status
+        self.why, self.delay, self.status = why, delay, status
 
 
 class Unreachable(RunnerError):
@@ -63,24 +58,17 @@ def unreachable(error: BaseException, host: str, proxy: str, *, first: bool) -> 
     if not first:
         return None
     if isinstance(error, exceptions.ProxyError):
-        return Unreachable(
-            f"cannot reach {host}",
-            f"the proxy {urlsplit(proxy).netloc.rpartition('@')[2]} refuses the connection: {words(cause, 0)}",
-            "check HTTPS_PROXY and HTTP_PROXY; NO_PROXY lists the hosts to reach without a proxy",
-        )
-    if isinstance(cause, exceptions.NameResolutionError):
-        return Unreachable(
-            f"cannot reach {host}",
-            f"the host name cannot be resolved: {words(cause, 0)}",
-            "check the registry's name; if this node has no network, import on a login node or set HTTPS_PROXY",
-        )
-    if isinstance(cause, exceptions.NewConnectionError | exceptions.ConnectTimeoutError):
-        return Unreachable(
-            f"cannot reach {host}",
-            words(cause, 0),
-            "check the registry's name and port; behind a firewall, import on a login node or set HTTPS_PROXY",
-        )
-    return None
+        why = f"the proxy {urlsplit(proxy).netloc.rpartition('@')[2]} refuses the connection: {words(cause, 0)}"
+        fix = "check HTTPS_PROXY and HTTP_PROXY; NO_PROXY lists the hosts to reach without a proxy"
+    elif isinstance(cause, exceptions.NameResolutionError):
+        why = f"the host name cannot be resolved: {words(cause, 0)}"
+        fix = "check the registry's name; if this node has no network, import on a login node or set HTTPS_PROXY"
+    elif isinstance(cause, exceptions.NewConnectionError | exceptions.ConnectTimeoutError):
+        why = words(cause, 0)
+        fix = "check the registry's name and port; behind a firewall, import on a login node or set HTTPS_PROXY"
+    else:
+        return None
+    return Unreachable(f"cannot reach {host}", why, fix)
 
 
 def _tls_error(text: str, host: str, first: bool) -> RunnerError | None:
@@ -91,11 +79,8 @@ def _tls_error(text: str, host: str, first: bool) -> RunnerError | None:
             "check the clock; for a company's own CA, export SSL_CERT_FILE=CA_BUNDLE.pem (or REQUESTS_CA_BUNDLE)",
         )
     if first:
-        return RunnerError(
-            f"the TLS handshake with {host} failed",
-            text,
-            "check the port; to read from a registry without TLS: --allow-http",
-        )
+        fix = "check the port; to read from a registry without TLS: --allow-http"
+        return RunnerError(f"the TLS handshake with {host} failed", text, fix)
     return None
 
 
@@ -107,14 +92,12 @@ def tls_context(environ: Mapping[str, str]) -> ssl.SSLContext:
     folder = environ.get("SSL_CERT_DIR") or None
     if named:
         path = Path(environ[named])
+        cafile, capath = (None, str(path)) if path.is_dir() else (str(path), folder)
         try:
-            return ssl.create_default_context(
-                cafile=None if path.is_dir() else str(path), capath=str(path) if path.is_dir() else folder
-            )
+            return ssl.create_default_context(cafile=cafile, capath=capath)
         except (OSError, ssl.SSLError) as error:
-            raise RunnerError(
-                f"cannot read the certificates that {named} points to", f"{path}: {error}", f"correct or unset {named}"
-            ) from error
+            what = f"cannot read the certificates that {named} points to"
+            raise RunnerError(what, f"{path}: {error}", f"correct or unset {named}") from error
     if folder:
         return ssl.create_default_context(capath=folder)
     system = ssl.get_default_verify_paths()

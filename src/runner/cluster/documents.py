@@ -1,0 +1,67 @@
+"""The files of a cluster: rendered from templates, read as YAML, and replaced only if runner made them."""
+
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from runner.errors import RunnerError
+from runner.machine import files
+
+_MARK = "# runner cluster made this file, and replaces it unless somebody edits it: "
+
+
+def render(template: str, values: Mapping[str, Any]) -> str:
+    """The text of a template; `raw` is merged into YAML."""
+    import jinja2  # slow to import
+
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    environment = jinja2.Environment(
+        loader=loader, undefined=jinja2.ChainableUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    try:
+        text = environment.get_template(template).render(values).strip("\n") + "\n"
+    except (TypeError, ValueError, LookupError, jinja2.TemplateError) as error:
+        what = f"cannot read the adopted file ({template}): {error}"
+        raise RunnerError(what, "a part that each cluster has is missing", "name a complete file") from error
+    raw = values.get("cluster", {}).get("raw")
+    if raw and template.endswith(".yaml.j2"):
+        import yaml
+
+        text = yaml.safe_dump(merge(yaml.safe_load(text), raw), sort_keys=False, width=1000)
+    return text
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The data of a YAML file. Raises RunnerError if it is not a YAML table."""
+    import yaml  # slow to import
+
+    try:
+        return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+        fix = "name a config.yaml or a blueprint"
+        raise RunnerError(f"cannot read {path} as a YAML table", str(error), fix) from error
+
+
+def merge(base: Any, extra: Any) -> Any:
+    """`base` with `extra` over it. Tables are merged, and so are lists of tables with names."""
+    if isinstance(base, Mapping) and isinstance(extra, Mapping):
+        return {**base, **{key: merge(base[key], value) if key in base else value for key, value in extra.items()}}
+    if isinstance(base, list) and isinstance(extra, list) and all(map(_name, (*base, *extra))):
+        return list(merge({_name(each): each for each in base}, {_name(each): each for each in extra}).values())
+    return extra
+
+
+def _name(item: Any) -> Any:
+    return next((item[key] for key in ("Name", "id", "group") if isinstance(item, Mapping) and key in item), None)
+
+
+def write_own(path: Path, text: str, *, force: bool) -> str:
+    """Write a file with a mark, and return its path. Raises RunnerError if another or an edited file is there."""
+    head, _, rest = files.text_of(path).partition("\n")
+    marks = [_MARK + sha256(each.strip().encode()).hexdigest()[:16] for each in (rest, text)]
+    if path.exists() and not force and head != marks[0]:
+        why = "runner did not make this file, or somebody has edited it"
+        raise RunnerError(f"cannot replace {path}", why, "move your changes to the cluster file, then add --force")
+    files.write(path, f"{marks[1]}\n{text}")
+    return str(path)

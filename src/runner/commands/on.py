@@ -1,0 +1,265 @@
+"""`--on HOST`: run the verb on another machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import secrets
+import sys
+import time
+from base64 import b64decode
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from io import BytesIO
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from runner import __version__
+from runner.commands.console import Console
+from runner.errors import RunnerError
+from runner.machine import files, folders, process
+from runner.project import Project, find_project, is_shared_place
+from runner.remote import code
+from runner.remote.host import find_host, host_names
+from runner.remote.ssh import Connection
+
+_HERE = ("cluster", "completion", "connect", "importer", "init")
+_PAUSE_SECONDS, _PATIENCE_SECONDS = 2, 600  # between two attempts to connect again; until it gives up
+
+
+def run_on(name: str, words: Sequence[str], args: argparse.Namespace, console: Console) -> int:
+    """Run the command line on the host, and return its exit code. `args` is the same command line, parsed."""
+    if args.verb in _HERE:
+        raise RunnerError(f"{args.verb} does not take --on", "it is about this machine", f"ssh {name}", exit_code=2)
+    if name == "all":
+        return _status_of_all(words, args, console)
+    connection = Connection(find_host(name, os.environ), os.environ)
+    terminal = all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+    if not connection.is_open():
+        connection.open(terminal=terminal)
+    call = _prepared(connection, words, args, console)
+    if args.verb == "open":
+        return _open(connection, call, args)
+    follows = args.verb == "logs" and args.follow
+    output, waited = Lines(sys.stdout.buffer), 0
+    while True:
+        try:
+            if waited and not connection.is_open():
+                connection.open(terminal=False)
+            plain = BytesIO() if call.writes else sys.stdout.buffer
+            exit_code, noise = _once(connection, call, args, terminal, output if follows else plain)
+            if call.writes and not exit_code:
+                _fetch(connection, call, console)
+            if exit_code != 255:
+                return exit_code
+            lost = RunnerError(f"the connection to {name} was lost", noise or "ssh ended", "try again", exit_code=255)
+        except _NotInstalled as error:
+            if not terminal or not error.solved(connection, console):
+                raise
+            continue
+        except RunnerError as error:
+            if not waited:
+                raise
+            lost = error
+        if not follows or waited > _PATIENCE_SECONDS:
+            raise lost
+        console.say(f"{lost.what}; connecting again")
+        time.sleep(_PAUSE_SECONDS)
+        waited += _PAUSE_SECONDS
+        output.begin_again()
+
+
+class _Call(NamedTuple):
+    words: str
+    """quoted for sh"""
+    values: Mapping[str, str]
+    """for verb.sh"""
+    writes: str = ""
+    """the file that the verb writes there, and that belongs here"""
+
+
+def _prepared(connection: Connection, words: Sequence[str], args: argparse.Namespace, console: Console) -> _Call:
+    """Send the files that the verb reads, and return its call."""
+    words, replaced, writes = _local_options(words, args)
+    project = find_project()
+    main = code.top_of(project)
+    if args.verb in code.VERBS:
+        main, named = _files(args, project)
+        if main is not None or named:
+            parcel = code.pack(main, named, connection.host.site, os.environ)
+            code.send(connection, parcel, os.environ, console)
+            replaced |= parcel.words
+    elif main is None:
+        main = project.start
+    inside = main is not None and project.start.is_relative_to(main)
+    place = {"top": str(main), "here": str(project.start)} if inside else {"top": "/none", "here": ""}
+    return _Call(code.quoted(words, replaced), {**place, "writes": replaced.get(writes, "")}, writes)
+
+
+def _local_options(words: Sequence[str], args: argparse.Namespace) -> tuple[Sequence[str], dict[str, str], str]:
+    """(the words for HOST, new paths in them, the file to bring back). Raises RunnerError for options that change the
+    project."""
+    changing = [name for name in ("fix", "into", "output", "job") if args.verb == "env" and getattr(args, name, None)]
+    if changing:
+        what, fix = f"env --{changing[0]} does not take --on", "leave out --on, or use what env prints"
+        raise RunnerError(what, "it changes files of the project, which is on this machine", fix, exit_code=2)
+    words = [word for word in words if (args.verb, word) != ("open", "--browser")]  # the browser of this machine
+    writes: str = getattr(args, {"plot": "png", "report": "output"}.get(args.verb, ""), None) or ""
+    if args.verb == "report" and not (writes or args.md or args.json):
+        writes = f"{Path(args.runs[0]).name if len(args.runs) == 1 else 'report'}.html"
+        words = [*words, "-o", writes]
+    return words, {writes: f".{secrets.token_hex(8)}{Path(writes).suffix}"} if writes else {}, writes
+
+
+def _fetch(connection: Connection, call: _Call, console: Console) -> None:
+    """Bring the file that the verb has written to this machine, and print its path."""
+    from runner.commands.report import write_page  # slow, and few verbs need it
+
+    target = Path(call.writes).absolute()
+    write = write_page if target.suffix in (".html", ".md") else files.write
+    write(target, b64decode(connection.ask("fetch.sh", name=call.values["writes"])))
+    console.answer(str(target))
+
+
+def _files(args: argparse.Namespace, project: Project) -> tuple[Path | None, dict[str, Path]]:
+    """(the project or folder to send, the words of the command line that name files, with the files)."""
+    named, main = code.named_files(args, project), code.top_of(project)
+    if args.verb != "launch":
+        return main, named
+    from runner.commands.launch import launch_request
+    from runner.runs.git import work_tree
+    from runner.runs.job import value
+    from runner.runs.launch import find_program
+
+    with suppress(RunnerError):  # HOST may know the job
+        job, program = find_program(launch_request(args), project)
+        if program.outside:
+            named.setdefault(str(program.outside), program.outside)
+        main = program.main
+        if "batch" in job:
+            folder = Path(value(job, "batch")).absolute().parent
+            main = project.root or work_tree(folder) or folder
+            main = None if is_shared_place(main) else main
+    return main, named
+
+
+def _once(
+    connection: Connection, call: _Call, args: argparse.Namespace, terminal: bool, output: IO[bytes] | Lines
+) -> tuple[int, str]:
+    """(exit code of the verb, what ssh printed if the verb did not start)."""
+    name, mark = connection.host.name, f"runner-{secrets.token_hex(8)}"
+    argv = connection.verb(call.words, mark, terminal=terminal, **call.values)
+    outputs = (output, sys.stderr.buffer)
+    child = process.Marked(argv, mark.encode(), outputs, terminal=terminal, reads=args.verb == "shell")
+    exit_code = child.wait(lambda pid: process.run(connection.argv(f"kill -INT {pid}"), check=False, own_session=True))
+    state = child.head.rpartition(" ")[0]
+    if state in ("", "ready"):
+        return exit_code, child.noise
+    what, why = f"{name} has {state}, this machine has runner {__version__}", "both must be the same"
+    if state == "missing":
+        what, why = f"runner is not installed on {name}", "it is neither on PATH there nor in ~/.local/bin"
+    raise _NotInstalled(what, why, f"runner connect {name} --install")
+
+
+class _NotInstalled(RunnerError):
+    def solved(self, connection: Connection, console: Console) -> bool:
+        """Ask the user, and install runner on HOST."""
+        console.say(f"{self.what}. Install runner {__version__} there, in {connection.host.folder}? [y/N]")
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            return False
+        from runner.remote.install import install
+
+        install(connection, console)
+        return True
+
+
+class Lines:
+    """The output of a verb that is started again after a lost connection: what was printed before is left out.
+
+    Only the number of equal lines counts, because the lines of several ranks may come in another order.
+    """
+
+    def __init__(self, output: IO[bytes]) -> None:
+        self._output, self._rest = output, b""
+        self._printed: Counter[bytes] = Counter()
+        self._repeated: Counter[bytes] = Counter()
+
+    def begin_again(self) -> None:
+        """The output comes from its beginning."""
+        self._repeated, self._rest = self._printed.copy(), b""
+
+    def write(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if self._repeated[line] > 0:
+                self._repeated[line] -= 1
+                continue
+            self._printed[line] += 1
+            self.print(line)
+
+    def print(self, line: bytes) -> None:
+        self._output.write(line + b"\n")
+
+    def flush(self) -> None:
+        self._output.flush()
+
+
+def _open(connection: Connection, call: _Call, args: argparse.Namespace) -> int:
+    """`runner open` on the host: the page has a port of this machine too."""
+    page = Page(connection, args.browser, sys.stdout.buffer)
+    try:
+        return _once(connection, call, args, False, page)[0]
+    finally:
+        page.close()
+
+
+class Page(Lines):
+    """The URL that `runner open` prints on the host, with the port of this machine that leads there."""
+
+    def __init__(self, connection: Connection, browser: bool, output: IO[bytes]) -> None:
+        super().__init__(output)
+        self._connection, self._browser, self._forward = connection, browser, ""
+        self._file = Path(files.write_new("runner-page-", ".html", ""))
+
+    def print(self, line: bytes) -> None:
+        if url := re.match(rb"(http://127\.0\.0\.1:)(\d+)(/.*)", line):
+            self._forward = self._connection.forward(int(url[2]))
+            line = url[1] + self._forward.split(":")[1].encode() + url[3]
+        super().print(line)
+        if url and self._browser:
+            from runner.commands.open import open_browser  # slow
+
+            open_browser(line.decode(), self._file)
+
+    def close(self) -> None:
+        folders.discard(self._file)
+        if self._forward:
+            self._connection.cancel(self._forward)
+
+
+def _status_of_all(words: Sequence[str], args: argparse.Namespace, console: Console) -> int:
+    """`runner status --on all`: the hosts that have a file, side by side; a host that cannot be reached is named."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    names = host_names(os.environ)
+    if args.verb != "status" or not names:
+        why = "only `runner status` does" if names else "there is no file ~/.config/runner/hosts/NAME.toml"
+        raise RunnerError(f"{args.verb} cannot use all hosts", why, f"runner {args.verb} --on HOST", exit_code=2)
+
+    def ask(name: str) -> process.Completed:
+        argv = (sys.executable, "-m", "runner", "--on", name, *words)
+        return process.run(argv, check=False, timeout_seconds=_PATIENCE_SECONDS)
+
+    with ThreadPoolExecutor() as pool:
+        answers = dict(zip(names, pool.map(ask, names), strict=True))
+    if args.json:
+        console.answer_json({name: json.loads(done.stdout or "null") for name, done in answers.items()})
+    for name, done in answers.items():
+        if not args.json:
+            console.answer(f"{name}:\n{done.stdout.rstrip() or '  no answer'}")
+        if done.exit_code or not done.stdout:
+            console.warn(f"{name}: {' '.join(done.stderr.split()) or 'no runs'}")
+    return max(done.exit_code for done in answers.values())

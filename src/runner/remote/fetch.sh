@@ -1,0 +1,5 @@
+# Print a file of the folder of copies as base64, and remove it. Set before: c (copies), mark, name.
+# shellcheck shell=sh disable=SC2154
+echo "$mark"
+echo "$mark" >&2
+base64 -- "$c/$name" && rm -f -- "$c/$name"

@@ -1,0 +1,38 @@
+"""HOST of `--on HOST`: a Host of ~/.ssh/config, or ~/.config/runner/hosts/NAME.toml."""
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from runner.errors import RunnerError
+from runner.located_toml import read_toml, refuse_unknown_keys, typed
+from runner.site_files import user_folder
+
+
+class Host(NamedTuple):
+    """`target` is what ssh is given, `site` sets RUNNER_SITE there. runner and code are installed in `folder`."""
+
+    name: str
+    target: str
+    site: str = ""
+    folder: str = "${HOME}/.local/share/runner/on"
+
+
+def host_names(environ: Mapping[str, str]) -> list[str]:
+    """The hosts that have a file."""
+    return sorted(path.stem for path in user_folder(environ).parent.glob("hosts/*.toml"))
+
+
+def find_host(name: str, environ: Mapping[str, str]) -> Host:
+    """The host with this name. Raises RunnerError for a word that ssh would take for an option, or a wrong file."""
+    if not re.fullmatch(r"[\w.@:%\[\]][\w.@:%\[\]-]*", name):
+        raise RunnerError(f"{name!r} is not a host", "it must be a single word", "runner --on HOST …", exit_code=2)
+    path = user_folder(environ).parent / "hosts" / f"{name}.toml"
+    if not environ or not path.is_file():
+        return Host(name, name)
+    document = read_toml(path)
+    refuse_unknown_keys(document, (), ("host", "site", "folder"), "host")
+    target, site = typed(document, ("host",), str, name), typed(document, ("site",), str, "")
+    return Host(
+        find_host(target, {}).target, target, site, typed(document, ("folder",), str, Host._field_defaults["folder"])
+    )

@@ -1,0 +1,115 @@
+"""Verbs on another machine: one OpenSSH command over a master connection, whatever the login shell there is.
+
+A start-up file may print before the verb does. The remote script therefore prints a random mark first, on stdout and on
+stderr, and what comes before it is dropped.
+"""
+
+import base64
+import os
+import re
+import secrets
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from runner import __version__
+from runner.errors import RunnerError
+from runner.machine import files, folders, process
+from runner.machine.tunnel import listener
+from runner.quoting import live
+from runner.remote.host import Host
+
+_LONGEST = 90_000
+"""bytes of the words: with the script and as base64, they are a single argument, which Linux limits to 128 KiB"""
+_IDLE = {True: "12h", False: "10m"}  # how long an unused connection is kept: opened by `connect`, or by a verb
+
+
+class Connection:
+    """The master connection to a host: the user's own if ~/.ssh/config sets ControlPath, otherwise runner's."""
+
+    def __init__(self, host: Host, environ: Mapping[str, str]) -> None:
+        self.host = host
+        folder = environ.get("XDG_RUNTIME_DIR") or str(Path(environ.get("HOME", "~")).expanduser() / ".ssh")
+        own = process.run(("ssh", "-G", host.target)).stdout
+        path = () if re.search("^controlpath (?!none)", own, re.M) else ("-o", f"ControlPath={folder}/runner-%C")
+        self.options = (*path, "-o", "ControlMaster=auto", "-o", "ServerAliveInterval=15", "-o", "ConnectTimeout=20")
+
+    def argv(self, *words: str) -> tuple[str, ...]:
+        """An ssh command over the open connection."""
+        quiet = ("-o", "BatchMode=yes", "-o", "LogLevel=ERROR")
+        return ("ssh", *self.options, *quiet, *words[:-1], "--", self.host.target, words[-1])
+
+    def _master(self, *words: str) -> process.Completed:
+        return process.run(("ssh", *self.options, "-O", *words, self.host.target), check=False)
+
+    def is_open(self) -> bool:
+        return self._master("check").exit_code == 0
+
+    def close(self) -> None:
+        self._master("exit")
+
+    def forward(self, port: int) -> str:
+        """Forward a port of this machine, the same if it is free, to this port of the host: the words of ssh -L."""
+        server, near = listener(port)
+        server.close()
+        forward = f"127.0.0.1:{near}:127.0.0.1:{port}"
+        if (done := self._master("forward", "-L", forward)).exit_code:
+            raise RunnerError(f"cannot forward port {port} of {self.host.name}", done.stderr, "see AllowTcpForwarding")
+        return forward
+
+    def cancel(self, forward: str) -> None:
+        self._master("cancel", "-L", forward)
+
+    def open(self, *, terminal: bool, kept: bool = False) -> None:
+        """Open the connection. ssh asks for passwords and codes itself, on the terminal; without one, it asks nothing.
+
+        Raises RunnerError if that fails.
+        """
+        log = files.write_new("runner-ssh-", ".log", "")
+        # a log, because old versions of ssh keep a pipe open for as long as the connection lasts
+        quiet = () if terminal else ("-o", "BatchMode=yes", "-o", "LogLevel=ERROR", "-E", str(log))
+        argv = ("ssh", *self.options, "-o", f"ControlPersist={_IDLE[kept]}", *quiet, "-fN", "--", self.host.target)
+        code, said = process.attached(argv), files.text_of(log)
+        folders.discard(Path(log))
+        if code == 0:
+            return
+        if re.search("Permission denied|verification failed|Too many authentication", said):
+            what = f"{self.host.name} asks for a password, a code or a confirmation"
+            raise RunnerError(what, said, f"in a terminal: runner connect {self.host.name}")
+        raise RunnerError(f"cannot connect to {self.host.name}", said or "see above", f"ssh {self.host.target}")
+
+    def verb(self, words: str, mark: str, *, terminal: bool, **values: str) -> tuple[str, ...]:
+        """The ssh command for a verb, whose words are quoted for sh. On stdout, a line `MARK STATE PID` comes first.
+
+        The values are those of verb.sh.
+        """
+        if len(os.fsencode(words)) > _LONGEST:
+            why = f"with --on, all arguments together may have {_LONGEST} bytes"
+            raise RunnerError("the command line is too long", why, "write the text to a file, and pass its name")
+        values = {"mark": mark, "version": __version__, "site": self.host.site, **values}
+        return self.argv("-t" if terminal else "-T", self._command("verb.sh", words, values))
+
+    def ask(self, script: str, words: Sequence[str] = (), *, stdin: Path | None = None, **values: str) -> str:
+        """Run a script of this folder on the host, and return its output. Raises RunnerError if it fails."""
+        mark = f"runner-{secrets.token_hex(8)}"
+        argv = self.argv("-T", self._command(script, shlex.join(words), {**values, "mark": mark}))
+        done = process.run(argv, stdin=stdin, check=False, own_session=True)
+        if done.exit_code:
+            why = done.stderr.rpartition(f"{mark}\n")[2].strip() or "the connection was lost"
+            fix, code = "try again", done.exit_code
+            raise RunnerError(f"cannot send files to {self.host.name}", why, fix, exit_code=code)
+        return done.stdout.rpartition(f"{mark}\n")[2]
+
+    def _command(self, script: str, words: str, values: Mapping[str, str]) -> str:
+        text = (Path(__file__).parent / script).read_text(encoding="utf-8")
+        set_values = " ".join(f"{name}={shlex.quote(value)}" for name, value in values.items())
+        first = (
+            f"d={live(self.host.folder)} {set_values}\nc=$d/code/{shlex.quote(os.uname().nodename)}\nset -- {words}\n"
+        )
+        return remote_command(first + text)
+
+
+def remote_command(script: str) -> str:
+    """The command that runs a script with /bin/sh, in characters that sh, csh, fish and others read alike."""
+    text = base64.b64encode(os.fsencode(script)).decode()
+    return f"exec /bin/sh -c 'eval \"$(printf %s {text} | base64 -d)\"'"

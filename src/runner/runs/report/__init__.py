@@ -1,0 +1,1 @@
+"""A report of runs: one HTML page that needs no network, or Markdown."""

@@ -1,0 +1,267 @@
+"""`runner open`: one URL; the token and the server are out of other users' reach; the server ends with its job."""
+
+import os
+import re
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import need
+from tests.end_to_end.conftest import Runner, environment, write
+from tests.lab.browser import Browser
+from tests.lab.plugins import cache_folder
+from tests.lab.slurm import SlurmLab
+from tests.waiting import until
+
+# in place of VS Code's server: the same options, and a page for those who know the token
+SERVER = """#!/usr/bin/python3
+import http.server, os, socketserver, sys
+options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+token = open(options["--connection-token-file"]).read()
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.client_address = ("", 0)
+        known = self.path.endswith(f"?tkn={token}")
+        body = f"{os.environ['FROM_EDF']} {os.getcwd()} {'x' * 300_000}" if known else "no"
+        self.send_response(200 if known else 403)
+        self.end_headers()
+        self.wfile.write(body.encode())
+    def log_message(self, *words): pass
+class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer): pass
+Server(options["--socket-path"], Handler).serve_forever()
+"""
+
+
+class Opened:
+    """A `runner open` that goes on, its URL and what it has said."""
+
+    def __init__(self, runner: Runner, *words: str) -> None:
+        began = time.monotonic()
+        self.errors = runner.project / f"open-{began}.txt"
+        with self.errors.open("w") as errors:
+            self.process = runner.start("open", *words, stderr=errors)
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().strip()
+        self.seconds = time.monotonic() - began
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\S*=[0-9a-f]{48}", self.url), self.said
+        self.token = self.url.rpartition("=")[2]
+
+    @property
+    def said(self) -> str:
+        return self.errors.read_text()
+
+    def end(self) -> int:
+        self.process.terminate()
+        return self.process.wait(60)
+
+
+def page(url: str) -> tuple[int, str]:
+    """(status, text) of a page."""
+    try:
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+@contextmanager
+def opened(runner: Runner, *words: str) -> Iterator[Opened]:
+    found = Opened(runner, *words)
+    try:
+        yield found
+    finally:
+        found.end()
+
+
+@pytest.fixture
+def coded(cluster: Runner, slurm: SlurmLab, python_sqsh: Path) -> Runner:
+    """The cluster, with an environment that has the server on PATH."""
+    if not slurm.plugins:
+        pytest.skip("this Slurm has no container plug-in")
+    tools = cluster.project / "tools"
+    write(tools, {"openvscode-server": SERVER})
+    (tools / "openvscode-server").chmod(0o755)
+    env = {"PATH": f"{tools}:/usr/bin:/bin", "FROM_EDF": "edf"}
+    write(cluster.project, {"edf/py.toml": environment(python_sqsh, (f"{tools}:{tools}",), env)})
+    return cluster
+
+
+def socket_of(folder: Path) -> Path:
+    return Path((folder / "open/code/server").read_text().split()[2]) / "socket"
+
+
+def test_a_server_in_an_environment(coded: Runner, slurm: SlurmLab) -> None:
+    """One URL with the environment's variables in the user's folder; the token is nowhere else; others stay out."""
+    words = ("code", "py", "--engine", "ce", "--time", "20")
+    with opened(coded, *words) as first:
+        folder = coded.runs / "code-0001"
+        status, text = page(first.url)
+        assert status == 200 and text.startswith(f"edf {coded.project} xxx") and len(text) > 300_000
+        assert page(first.url.replace(first.token, "0" * 48)) == (403, "no")
+        # nobody else learns the token
+        commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+        assert not any(first.token.encode() in command for command in commands)
+        job = coded.status("code-0001")["job_id"]
+        assert first.token not in slurm.run(("scontrol", "show", "job", "-dd", job)).stdout
+        holders = [path for path in folder.rglob("*") if path.is_file() and first.token in path.read_text("latin-1")]
+        assert holders == [folder / "open/code/token"] and first.token not in first.said
+        assert stat.S_IMODE(holders[0].stat().st_mode) == 0o600
+        assert stat.S_IMODE((folder / "open/code").stat().st_mode) == 0o700
+        # or reaches the socket
+        path = socket_of(folder)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        if os.geteuid() == 0:
+            other = "import os, socket; os.setgroups([]); os.setgid(65534); os.setuid(65534)"
+            connect = f"{other}; socket.socket(socket.AF_UNIX).connect({str(path)!r})"
+            done = subprocess.run((sys.executable, "-c", connect), capture_output=True, text=True)
+            assert "PermissionError" in done.stderr
+        # again: the same server, token and job
+        with opened(coded, *words) as again:
+            assert again.token == first.token and page(again.url)[0] == 200
+        assert first.end() and page_is_gone(first)
+    with opened(coded, *words) as third:
+        assert third.url == first.url and len(list(coded.runs.glob("code-*"))) == 1
+        # a tunnel that dies is reported, also by the pages that are open, and the server goes on
+        steps = subprocess.run(("pgrep", "-f", f"tunnel.py {path}"), capture_output=True, text=True).stdout.split()
+        for pid in steps:
+            os.kill(int(pid), 9)
+        until(lambda: "the tunnel has ended" in third.said, "the report")
+        assert page(third.url)[0] == 502 and "The tunnel to the server has ended" in page(third.url)[1]
+        assert third.process.wait(60) == 1 and "the same command connects again" in third.said
+    with opened(coded, *words) as fourth:
+        assert page(fourth.url)[0] == 200
+        coded("cancel", "code-0001")
+        assert fourth.process.wait(60) == 1 and "code-0001 has ended too" in fourth.said
+    until(lambda: not path.parent.exists(), "the private folder to go")
+    assert not (folder / "open/code/server").exists()
+
+
+def page_is_gone(found: Opened) -> bool:
+    with socket.socket() as end:
+        return end.connect_ex(("127.0.0.1", int(found.url.split(":")[2].split("/")[0]))) != 0
+
+
+def test_a_server_inside_a_running_run(coded: Runner) -> None:
+    """A step of the same job, with the job's variables, in the run's code; it ends with the job."""
+    folder = coded.launch("--env", "py", "--engine", "ce", "--", "sleep", "600")
+    coded.wait("last", lambda status: status["state"] == "RUNNING")
+    until(lambda: (folder / "attempts/1/environment.sh").exists(), "the task")
+    with opened(coded, "code", "last") as found:
+        assert page(found.url)[1].startswith(f"edf {folder}/code xxx")
+        assert (folder / "open/code/server").read_text().split()[0] == coded.status("last")["job_id"]
+        path = socket_of(folder)
+        coded("cancel", "last")
+        assert found.process.wait(60) == 1 and "has ended too" in found.said
+    until(lambda: not path.parent.exists(), "the server to end")
+    assert [each.name for each in coded.runs.glob("*-0*")] == [folder.name]
+
+
+@pytest.mark.parametrize("engine", ["sandbox", "host"])
+def test_without_a_scheduler(local: Runner, python_sqsh: Path, engine: str) -> None:
+    """The same on one machine, in the sandbox or without a container; `cancel` ends it."""
+    tools = local.project / "tools"
+    write(tools, {"openvscode-server": SERVER})
+    (tools / "openvscode-server").chmod(0o755)
+    env = {"PATH": f"{tools}:/usr/bin:/bin", "FROM_EDF": "edf"}
+    write(local.project, {"edf/py.toml": environment(python_sqsh, env=env)})
+    with opened(local, "code", "py", "--engine", engine) as found:
+        assert page(found.url)[1].startswith(f"edf {local.project} xxx")
+        path = socket_of(local.runs / "code-0001")
+        local("cancel", "code-0001")
+        assert found.process.wait(60) == 1
+    until(lambda: not path.parent.exists(), "the server to end")
+
+
+def test_a_missing_program_is_named(coded: Runner) -> None:
+    """An image without the program, and a node without network: the error says what to do."""
+    (coded.project / "tools/openvscode-server").unlink()
+    done = coded("open", "code", "py", "--engine", "ce", code=1)
+    assert "neither openvscode-server, code-server nor code is on PATH in the container" in done.stderr
+    done = coded("open", "tensorboard", "py", "--engine", "ce", code=1)
+    assert "No module named pip" in done.stderr and "pip install --target" in done.stderr
+    assert "there is no" in coded("open", "code", "nothing", code=1).stderr
+
+
+def jupyterlab(runs: Path, python: str) -> None:
+    """Put JupyterLab where `runner open` would have installed it; the folder is kept between test runs."""
+    kept = cache_folder() / f"jupyterlab-{python}"
+    names = next((runs / ".cache/open").glob("jupyterlab-*.txt"))
+    if not kept.exists():
+        flags = ("--quiet", "--only-binary=:all:", f"--python-version={python}", f"--constraint={names}")
+        partial = kept.with_suffix(".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        done = subprocess.run((sys.executable, "-m", "pip", "install", "--target", partial, *flags, "jupyterlab"))
+        if done.returncode != 0:
+            pytest.skip("JupyterLab cannot be installed: no network")
+        partial.rename(kept)
+    subprocess.run(("cp", "-r", kept, names.with_suffix("")), check=True)
+
+
+def shown(browser: Browser, script: str, seconds: float = 60) -> Any:
+    """The value of an expression as soon as it is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := browser.run(script)):
+        assert time.monotonic() < deadline, browser.run("document.body.innerText")
+        time.sleep(0.05)
+    return found
+
+
+@pytest.mark.slow  # and timed: on a quiet machine
+@pytest.mark.network
+@pytest.mark.uses("chromium")
+def test_a_kernel_answers_in_a_browser(coded: Runner, tmp_path: Path) -> None:
+    """From Enter to a kernel in the container that answers 1+1: at most 15 s. The notebook is kept."""
+    need("chromium")
+    missing = coded("open", "jupyter", "py", "--engine", "ce", code=1)
+    assert "cannot add jupyterlab to the image's Python" in missing.stderr
+    jupyterlab(coded.runs, "3.11")
+    browser = Browser(tmp_path / "profile")
+    try:
+        began = time.monotonic()
+        with opened(coded, "jupyter", "py", "--engine", "ce", "--time", "20") as found:
+            browser.ask("Page.navigate", url=found.url)
+            shown(browser, "!!document.querySelector('.jp-LauncherCard[data-category=Notebook]')")
+            browser.run("document.querySelector('.jp-LauncherCard[data-category=Notebook]').click()")
+            shown(
+                browser, "!!document.querySelector('.jp-Notebook .jp-mod-active .cm-content, .jp-Notebook .cm-content')"
+            )
+            # a notebook that is being drawn takes the focus back
+            cell = "document.querySelector('.jp-Notebook .jp-mod-active .cm-content, .jp-Notebook .cm-content')"
+            shown(
+                browser,
+                f"({cell}.focus(), document.activeElement === {cell} && !!document.querySelector('.jp-mod-editMode'))",
+            )
+            answers = []
+            for typed in ("1+1", "__import__('os').environ['FROM_EDF'] + __import__('jupyterlab').__file__"):
+                browser.ask("Input.insertText", text=typed)
+                for kind in ("keyDown", "keyUp"):
+                    browser.ask("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", modifiers=8,
+                                windowsVirtualKeyCode=13, text="\r")  # fmt: skip
+                count = len(answers) + 1
+                outputs = "[...document.querySelectorAll('.jp-OutputArea-output pre')].map(each => each.innerText)"
+                answers = shown(browser, f"{outputs}.length >= {count} && {outputs}")
+                if count == 1:
+                    seconds = time.monotonic() - began
+            print(f"URL after {found.seconds:.1f} s, answer after {seconds:.1f} s")
+            assert answers[0] == "2" and seconds <= 15
+            assert answers[1].startswith("'edf/opt/runner-packages/jupyterlab-")  # read-only, beside the image
+            # the kernels have no ports that others could reach
+            until(lambda: any(coded.project.glob("*.ipynb")), "the notebook")
+            listening = subprocess.run(("ss", "-ltnpH"), capture_output=True, text=True).stdout
+            assert "ipykernel" not in listening
+            log = (coded.runs / "jupyter-0002/job.log").read_text()
+            assert found.token not in log
+            coded("cancel", "jupyter-0002")
+    finally:
+        browser.close()

@@ -1,0 +1,295 @@
+"""`--on HOST`: a verb on another machine is the verb there, through a real sshd, whatever the shell and its noise."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from queue import SimpleQueue
+
+import pytest
+
+from tests.end_to_end.test_open import page
+from tests.remote.sshd import Sshd
+from tests.waiting import until
+
+pytestmark = pytest.mark.skipif(
+    not shutil.which("/usr/sbin/sshd") or os.geteuid() != 0, reason="needs openssh-server and root"
+)
+HOSTILE = ["a b", "it's", 'say "x"', "two\nlines", "$HOME `id` \\n", "", "*", "ä\u00a0ö", "-x", "!!"]
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Sshd]:
+    with Sshd(os.environ) as started:
+        started.install()
+        yield started
+
+
+def over_ssh(host: Sshd, command: str) -> subprocess.CompletedProcess[str]:
+    """The same command by plain ssh, over the same connection."""
+    argv = ("ssh", "-o", f"ControlPath={host.folder}/runner-%C", "lab", command)
+    return subprocess.run(argv, env=host.here(), capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    "words", [("--on", "lab", "site", "list"), ("env", "check", "--list", "--on=lab"), ("why", "--on", "lab", "x")]
+)
+def test_a_verb_answers_as_over_plain_ssh(host: Sshd, words: tuple[str, ...]) -> None:
+    """stdout, stderr and the exit code are the same."""
+    plain = [word for word in words if word not in ("--on", "lab", "--on=lab")]
+    here, there = host(*words, code=None), over_ssh(host, f"runner {' '.join(plain)}")
+    assert (here.returncode, here.stdout, here.stderr) == (there.returncode, there.stdout, there.stderr)
+
+
+@pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash", "/usr/bin/fish", "/usr/bin/zsh"])
+def test_arguments_reach_the_verb_unchanged_in_every_shell(shell: str) -> None:
+    if not shutil.which(shell):
+        pytest.skip(f"not on this machine: {shell}")
+    with Sshd(os.environ, shell=f"{shell}") as host:
+        program = host.home / "bin/runner"
+        program.write_text(
+            f"#!{sys.executable}\nimport sys\nprint(sys.argv[1:] if sys.argv[1] != '--version' else 'runner 0.1.0')\n"
+        )
+        program.chmod(0o755)
+        assert host("--on", "lab", "status", *HOSTILE[:-2]).stdout == f"{['status', *HOSTILE[:-2]]}\n"
+        assert host("--on", "lab", "shell", "--", *HOSTILE).stdout == f"{['shell', '--', *HOSTILE]}\n"
+
+
+def test_what_a_start_up_file_and_a_banner_print_is_dropped() -> None:
+    with Sshd(os.environ, config="Banner /etc/os-release", shell="/tmp/noisy-shell-of-the-test") as host:
+        host.install()
+        noisy = host.folder / "noisy"
+        noisy.write_text('#!/bin/sh\necho WELCOME; printf "no line end" ; echo trouble >&2\nexec /bin/sh "$@"\n')
+        noisy.chmod(0o755)
+        login = host.folder / "login"
+        login.write_text(login.read_text().replace("/tmp/noisy-shell-of-the-test", str(noisy)))
+        done = host("--on", "lab", "site", "list", "--site", "local")
+        assert done.stdout == host("site", "list", "--site", "local").stdout
+        assert "trouble" not in done.stderr and "PRETTY_NAME" not in done.stderr
+
+
+def test_without_a_terminal_a_needed_prompt_is_one_line_that_names_the_command(host: Sshd) -> None:
+    with Sshd(os.environ) as closed:
+        (closed.folder / "authorized").write_text("")
+        done = closed("--on", "lab", "status", code=1)
+        assert "try:     in a terminal: runner connect lab\n" in done.stderr and not done.stdout
+
+
+def test_another_version_is_refused_and_a_missing_one_is_named() -> None:
+    with Sshd(os.environ) as host:
+        host.install(version="0.0.9")
+        assert "lab has runner 0.0.9, this machine has runner 0." in host("--on", "lab", "status", code=1).stderr
+        (host.home / "bin/runner").unlink()
+        assert "runner is not installed on lab" in host("--on", "lab", "status", code=1).stderr
+
+
+def test_ctrl_c_reaches_the_verb(host: Sshd) -> None:
+    program = host.home / "bin/runner"
+    before = program.read_text()
+    try:
+        program.write_text(
+            '#!/bin/sh\n[ "$1" = --version ] && { echo runner 0.1.0; exit; }\n'
+            "trap 'echo heard; exit 130' INT; echo begun; while :; do sleep 0.05; done\n"
+        )
+        argv = host.argv("--on", "lab", "watch")
+        child = subprocess.Popen(argv, env=host.here(), stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+        assert child.stdout and child.stdout.readline() == "begun\n"
+        child.send_signal(signal.SIGINT)
+        assert (child.stdout.read(), child.wait(20)) == ("heard\n", 130)
+    finally:
+        program.write_text(before)
+
+
+@pytest.mark.parametrize("words", [("status", "--on"), ("--on=", "status")])
+def test_a_missing_name_is_a_usage_error(host: Sshd, words: tuple[str, ...]) -> None:
+    assert "--on has no host" in host(*words, code=2).stderr
+
+
+def test_a_host_file_gives_the_address_and_the_site(host: Sshd) -> None:
+    folder = host.local / ".config/runner/hosts"
+    folder.mkdir(parents=True)
+    (folder / "daint.toml").write_text('host = "lab"\nsite = "alps-daint"\n')
+    assert "* marks the site in use (RUNNER_SITE)" in host("--on", "daint", "site", "list").stderr
+    (folder / "daint.toml").write_text("hsot = 'lab'\n")
+    assert "hsot" in host("--on", "daint", "status", code=None).stderr
+    assert host("completion", "words", "--", "--on", "").stdout == "daint\n"
+
+
+def test_logs_go_on_after_the_connection_was_cut(host: Sshd) -> None:
+    """No line is lost, and none comes twice, although it was cut three times."""
+    script = 'for n in $(seq 60); do echo "line $n"; sleep 0.1; done'
+    run = host(
+        "--on", "lab", "launch", "--site", "local", "--engine", "host", "--env", "host", "--", "sh", "-c", script
+    )
+    argv = host.argv("--on", "lab", "logs", "-f", "--site", "local", run.stdout.strip())
+    child = subprocess.Popen(argv, env=host.here(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for _ in range(3):
+        time.sleep(2)
+        host.drop()
+    output, errors = child.communicate(timeout=90)
+    assert child.returncode == 0, errors
+    lines = [line for line in output.splitlines() if line.startswith("line ")]
+    assert lines == [f"line {n}" for n in range(1, 61)]
+    assert errors.count("connecting again") >= 2
+
+
+def test_the_status_of_all_hosts(host: Sshd) -> None:
+    folder = host.local / ".config/runner/hosts"
+    shutil.rmtree(folder, ignore_errors=True)
+    assert "there is no file" in host("status", "--on", "all", code=2).stderr
+    folder.mkdir(parents=True)
+    (folder / "near.toml").write_text('host = "lab"\nsite = "local"\n')
+    (folder / "far.toml").write_text('host = "nobody@host.invalid"\n')
+    launch = ("launch", "--site", "local", "--engine", "host", "--env", "host", "--name", "first", "--", "true")
+    name = host("--on", "lab", *launch).stdout.strip()
+    done = host("status", "--on", "all", code=1)
+    far, near = done.stdout.index("far:"), done.stdout.index("near:")
+    assert far < near < done.stdout.index(name) and "far: runner: cannot connect" in done.stderr
+    answers = json.loads(host("status", "--on", "all", "--json", code=1).stdout)
+    assert answers["far"] is None and name in [each["run"] for each in answers["near"]]
+    assert "cannot use all hosts" in host("logs", "--on", "all", code=2).stderr
+    shutil.rmtree(folder)
+
+
+def test_through_a_jump_host_with_200_ms_of_latency(host: Sshd) -> None:
+    """A verb over the open connection waits for at most three round trips more than the same verb nearby."""
+    with Sshd(os.environ) as jump, slow(host.port, 0.1) as port:
+        host.write_client("ProxyJump jump\nHost jump\nHostName 127.0.0.1\n"
+                          f"Port {jump.port}\nIdentityFile {jump.folder}/user\nStrictHostKeyChecking no\n"
+                          f"UserKnownHostsFile /dev/null\nProxyJump none\n", port)  # fmt: skip
+        try:
+            (jump.folder / "login").write_text("#!/bin/sh\nexit 1\n")
+            host("connect", "lab", "--close")
+            host("--on", "lab", "site", "list")
+            far = seconds(host, "--on", "lab", "site", "list")
+        finally:
+            host("connect", "lab", "--close")
+            host.write_client()
+    host("--on", "lab", "site", "list")
+    assert far - seconds(host, "--on", "lab", "site", "list") < 3 * 0.2
+
+
+def seconds(host: Sshd, *words: str) -> float:
+    """The shortest of ten runs of a command line: other tests run at the same time."""
+    durations = []
+    for _ in range(10):
+        begun = time.monotonic()
+        host(*words)
+        durations.append(time.monotonic() - begun)
+    return min(durations)
+
+
+@contextmanager
+def slow(port: int, seconds: float) -> Iterator[int]:
+    """A relay to a port of this machine that passes on each piece, in both directions, this much later."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def pump(source: socket.socket, sink: socket.socket) -> None:
+        queue: SimpleQueue[tuple[float, bytes]] = SimpleQueue()
+
+        def send() -> None:
+            while True:
+                due, data = queue.get()
+                time.sleep(max(0.0, due - time.monotonic()))
+                with suppress(OSError):
+                    sink.sendall(data) if data else sink.shutdown(socket.SHUT_WR)
+                if not data:
+                    return
+
+        threading.Thread(target=send, daemon=True).start()
+        data = b"-"
+        while data:
+            data = b""
+            with suppress(OSError):
+                data = source.recv(1 << 16)
+            queue.put((time.monotonic() + seconds, data))
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                near = server.accept()[0]
+                far = socket.create_connection(("127.0.0.1", port))
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=pump, args=pair, daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    yield server.getsockname()[1]
+    server.close()
+
+
+def test_open_prints_a_url_of_this_machine(host: Sshd) -> None:
+    """The page of a server there has a port here, for as long as the verb lasts; the browser is the one here."""
+    program = host.home / "bin/openvscode-server"
+    program.write_text(SERVER)
+    program.chmod(0o755)
+    browser = host.local / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$@" >{host.local}/opened\n')
+    browser.chmod(0o755)
+    words = ("open", "--on", "lab", "code", "host", "--site", "local", "--engine", "host", "--browser")
+    environ = {**host.here(), "BROWSER": str(browser)}
+    log = host.folder / "open.log"
+    with log.open("w") as errors:
+        child = subprocess.Popen(host.argv(*words), env=environ, cwd=host.local, stdin=subprocess.DEVNULL,
+                                 stdout=subprocess.PIPE, stderr=errors, text=True)  # fmt: skip
+    try:
+        assert child.stdout
+        url = child.stdout.readline().strip()
+        assert page(url) == (200, "the page of the server"), log.read_text()
+        (state,) = host.home.glob("runs/code-*/open/code")
+        token = (state / "token").read_text().strip()
+        assert url.endswith(f"/?tkn={token}")
+        until((host.local / "opened").exists, "the browser")
+        assert token not in (host.local / "opened").read_text() and not (state / "page.html").exists()
+        child.send_signal(signal.SIGINT)
+        assert child.wait(30) == 130
+        with pytest.raises(OSError):
+            page(url)
+    finally:
+        child.kill()
+        host("--on", "lab", "cancel", "--site", "local", "last", code=None)
+
+
+SERVER = """#!/usr/bin/python3
+import http.server, os, socketserver, sys
+options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+token = open(options["--connection-token-file"]).read()
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.client_address = ("", 0)
+        self.send_response(200 if self.path.endswith(f"?tkn={token}") else 403)
+        self.end_headers()
+        self.wfile.write(b"the page of the server")
+    def log_message(self, *words): pass
+class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer): pass
+Server(options["--socket-path"], Handler).serve_forever()
+"""
+
+
+def test_connect_opens_and_closes_the_connection(host: Sshd) -> None:
+    assert "connected" in host("connect", "lab").stderr
+    assert len(list(host.folder.glob("runner-*"))) == 1
+    assert "closed" in host("connect", "lab", "--close").stderr
+    assert not list(host.folder.glob("runner-*"))
+
+
+def test_a_verb_costs_at_most_200_ms_more_than_plain_ssh(host: Sshd) -> None:
+    host("--on", "lab", "status", "--site", "local")
+    extra = []
+    for _ in range(20):  # other tests run at the same time
+        begin = time.monotonic()
+        host("--on", "lab", "status", "--site", "local")
+        middle = time.monotonic()
+        over_ssh(host, "runner status --site local")
+        extra.append(2 * middle - begin - time.monotonic())
+        if extra[-1] < 0.2:
+            return
+    raise AssertionError(extra)
