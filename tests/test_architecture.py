@@ -214,13 +214,3 @@ def test_jobs_never_import_runner_and_shadow_no_package() -> None:
         assert "runner" not in found, path
     for path in [*JOBS.glob("*.py"), *{path.parent for path in JOBS.glob("*/*.py")}]:
         assert path.stem not in TRAINING | SLOW | set(sys.stdlib_module_names), path
-
-
-def test_modules_and_functions_are_short() -> None:
-    """No module over 400 lines, no function over 50."""
-    for path in [*modules(), *sorted(JOBS.rglob("*.py"))]:
-        text = path.read_text()
-        assert text.count("\n") <= 400, path
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                assert (node.end_lineno or node.lineno) - node.lineno + 1 <= 50, f"{path}:{node.lineno} {node.name}"
