@@ -26,6 +26,7 @@ class Meter:
     def __init__(self, plain: int, profiled: int) -> None:
         self.plain, self.profiled = plain, profiled
         self.profiler: Any = None
+        self.watched = 0  # steps that ran under the profiler
         self.seconds: list[float] = []
         self.losses: list[float] = []
         self.tokens: list[int] = []
@@ -74,14 +75,17 @@ class Meter:
                 import torch
 
                 self.memory_gib = torch.cuda.max_memory_allocated() / 2**30
+        elif self.profiler is not None and self.watched < self.profiled:
+            self.watched += 1
+            if self.watched == self.profiled:  # not later: saving the model copies all weights from the GPU
+                self.profiler.__exit__(None, None, None)
         self.micro, self.inputs = [], []
 
     def result(self) -> dict[str, Any]:
         found: dict[str, Any] = {"seconds": self.seconds, "losses": self.losses, "tokens": self.tokens}
         if cuda():
             found["memory_gib"] = self.memory_gib
-        if self.profiler is not None:
-            self.profiler.__exit__(None, None, None)
+        if self.profiler is not None and self.watched == self.profiled:
             found["profile"] = grouped(self.profiler, self.profiled)
         return found
 

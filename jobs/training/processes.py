@@ -52,6 +52,19 @@ def from_environment(environment: MutableMapping[str, str]) -> Processes:
     )
 
 
+def die_with_parent() -> None:
+    """Let the kernel kill this process, a child of `multiprocessing`, when its parent ends, whatever ends it."""
+    import ctypes
+    import multiprocessing
+    import signal
+
+    pr_set_pdeathsig = 1  # prctl(2)
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL))
+    parent = multiprocessing.parent_process()
+    if parent is not None and os.getppid() != parent.pid:
+        os._exit(1)  # the parent ended before the call, and nothing would end this process
+
+
 def set_threads(environment: MutableMapping[str, str], processes: Processes) -> int:
     """Return the threads per process; set OMP_NUM_THREADS if it is unset. Call it before torch is imported."""
     cores = len(os.sched_getaffinity(0))

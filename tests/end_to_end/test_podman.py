@@ -18,8 +18,8 @@ def boxed(project: Path, tmp_path: Path, podman: Podman, busybox_sqsh: Path) -> 
 
 
 def containers(podman: Podman, boxed: Runner) -> str:
-    """The containers that mount a folder of this test's project: what other tests made counts not here."""
-    form = "{{.ID}} {{range .Mounts}}{{.}} {{end}}"
+    """The containers that mount a folder of this test's project, with their states."""
+    form = "{{.ID}} {{.State}} {{range .Mounts}}{{.}} {{end}}"
     lines = podman.run("ps", "--all", "--no-trunc", f"--format={form}").stdout.splitlines()
     return "".join(line for line in lines if str(boxed.project) in line)
 
@@ -45,13 +45,17 @@ def test_cancel_ends_the_container(boxed: Runner, podman: Podman) -> None:
 
 
 @pytest.mark.uses("podman")
-def test_a_job_that_saves_when_it_is_told_to_end_has_the_time_and_its_code_counts(boxed: Runner) -> None:
+def test_a_job_that_saves_when_it_is_told_to_end_has_the_time_and_its_code_counts(
+    boxed: Runner, podman: Podman
+) -> None:
     """The files of the image stay until the program has ended, and its own exit code is the run's."""
     save = 'trap "sleep 1; cat /etc/environment > $RUNNER_RUN/saved; exit 41" TERM; touch $RUNNER_RUN/up; '
     wait = "while :; do sleep 0.1; done"
     folder = boxed.launch("--engine", "podman", "--env", "box", "--", "sh", "-c", save + wait)
-    until((folder / "up").exists, "the container")
+    until((folder / "up").exists, "the program")
+    # before podman has noted that the container runs, it does not pass signals on
+    until(lambda: " running " in containers(podman, boxed), "podman to pass signals on")
     boxed("cancel", "last")
     assert (boxed.status("last")["state"], boxed.status("last")["exit_code"]) == ("CANCELLED", 41)
     assert "GREETING" in (folder / "saved").read_text()
-    assert subprocess.run(("pgrep", "-f", str(folder)), capture_output=True).stdout == b""
+    until(lambda: subprocess.run(("pgrep", "-f", str(folder)), capture_output=True).stdout == b"", "no process is left")

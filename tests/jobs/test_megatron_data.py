@@ -1,10 +1,12 @@
 """The files are byte for byte those of Megatron's IndexedDatasetBuilder, however they are made, and never half."""
 
+import contextlib
 import gzip
 import hashlib
 import importlib.util
 import json
 import lzma
+import os
 import signal
 import subprocess
 import sys
@@ -342,6 +344,49 @@ def test_damaged_compressed_text_is_an_error(folder: Path, tmp_path: Path) -> No
     assert not list(tmp_path.glob("*.idx")) + list(tmp_path.glob("*.bin"))
 
 
+def processes_with(variable: str) -> list[int]:
+    """The running processes that were started with this variable."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and variable.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
+def test_a_killed_parent_takes_a_worker_along_that_has_not_begun(tmp_path: Path) -> None:
+    """The worker asks the kernel to be killed with its parent only when that is gone already."""
+    text = f"""
+import multiprocessing, os, pathlib, sys
+sys.path.insert(0, {str(JOBS)!r})
+import late
+if __name__ == "__main__":
+    multiprocessing.get_context("spawn").Process(target=late.begin).start()
+    pathlib.Path("up").touch()
+    sys.stdin.read()
+"""
+    late = f"""
+import os, pathlib, sys, time
+sys.path.insert(0, {str(JOBS)!r})
+from training.processes import die_with_parent
+def begin():
+    pathlib.Path("begun").touch()
+    while not pathlib.Path("go").exists():
+        time.sleep(0.05)
+    die_with_parent()
+    time.sleep(600)
+"""
+    (tmp_path / "main.py").write_text(text)
+    (tmp_path / "late.py").write_text(late)
+    environ = {**os.environ, "MARK": str(tmp_path)}
+    parent = subprocess.Popen((sys.executable, "main.py"), cwd=tmp_path, env=environ, stdin=subprocess.PIPE)
+    until((tmp_path / "begun").exists, "the worker")
+    parent.kill()
+    parent.communicate()
+    (tmp_path / "go").touch()
+    until(lambda: not processes_with(f"MARK={tmp_path}"), "the worker to be gone")
+
+
 def test_a_killed_run_leaves_nothing_that_looks_complete(folder: Path, tmp_path: Path) -> None:
     """kill -9 while it writes: no .bin, no .idx; then the same command makes the same files and leaves nothing else."""
     with (tmp_path / "a.jsonl").open("wb") as file:
@@ -350,13 +395,16 @@ def test_a_killed_run_leaves_nothing_that_looks_complete(folder: Path, tmp_path:
     words = [word.format(folder) for word in (*GPT2, "--input", str(tmp_path / "a.jsonl"), EOD)]
     command = (sys.executable, str(JOBS / "megatron_data.py"), *words, "--workers", "2", "--output-prefix")
     out = tmp_path / "out"
-    first = subprocess.Popen((*command, str(out / "x")), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    marked = {**os.environ, "MARK": str(out)}
+    quiet = {"stderr": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+    first = subprocess.Popen((*command, str(out / "x")), env=marked, **quiet)
     try:
         partial = out / "x_text_document.bin.partial"
         until(lambda: partial.exists() and partial.stat().st_size, "the first ids")
     finally:
         first.send_signal(signal.SIGKILL)
         first.wait()
+    until(lambda: not processes_with(f"MARK={out}"), "the workers to be gone")
     assert {path.suffix for path in out.iterdir()} == {".partial"}
     subprocess.run((*command, str(out / "x")), check=True, capture_output=True)
     subprocess.run((*command, str(tmp_path / "whole" / "x")), check=True, capture_output=True)

@@ -103,17 +103,18 @@ def test_a_job_without_enough_healthy_nodes_avoids_the_others(
     assert (run / "stopped").read_text() == "second node_failure; [restart] allows 1\n"
 
 
-# the program `python`: prints its words; in the first attempt, its node's GPUs break where the test wants that, after
-# both nodes have printed
+# the program `python`: prints its words; in the first attempt, the GPUs of a node break where the test wants that, but
+# only when both nodes have printed: a failure ends the step on the other node
 LAUNCHED = """#!/bin/sh
 [ "$2" = torch.distributed.run ] || [ "$2" = accelerate.commands.launch ] || exec /usr/bin/python3 "$@"
 echo "$SLURMD_NODENAME, attempt ${RUNNER_ATTEMPT##*/}: $*"
 [ "${RUNNER_ATTEMPT##*/}" = 1 ] || exit 0
-touch "$0.$SLURMD_NODENAME"
+touch "$RUNNER_ATTEMPT/printed-$SLURMD_NODENAME"
 case " $BREAKS " in
 *" $SLURMD_NODENAME "*)
-    until [ -e "$0.nid001" ] && [ -e "$0.nid002" ]; do sleep 0.1; done
-    echo "CUDA error: uncorrectable ECC error encountered"; exit 1 ;;
+    until [ -e "$RUNNER_ATTEMPT/printed-nid001" ] && [ -e "$RUNNER_ATTEMPT/printed-nid002" ]; do sleep 0.05; done
+    echo "CUDA error: uncorrectable ECC error encountered"
+    exit 1 ;;
 *) exec sleep 100 ;;
 esac
 """

@@ -18,6 +18,7 @@ import numpy as np
 
 from training import files
 from training.errors import JobError
+from training.processes import die_with_parent
 from training.token_cache import documents, encoding, layout
 from training.token_cache.documents import Piece
 from training.token_cache.encoding import Encoder, TokenizerState
@@ -147,11 +148,7 @@ class Turns:
 
 
 def _start_process(*start: Any) -> None:
-    import ctypes
-    import signal
-
-    die_with_parent = 1  # PR_SET_PDEATHSIG of prctl(2)
-    ctypes.CDLL(None).prctl(die_with_parent, int(signal.SIGKILL))
+    die_with_parent()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there are as many processes as cores
     _prepared[:] = start
 

@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from training.errors import JobError
+from training.processes import die_with_parent
 from training.token_cache.encoding import TokenizerState
 from training.token_cache.layout import dtype_code
 
@@ -29,7 +30,7 @@ def load(arguments: argparse.Namespace) -> TokenizerState:
     if arguments.tokenizer_type == "SentencePieceTokenizer":
         return _sentencepiece(arguments)
     # in another process, which gives the memory of transformers back
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), die_with_parent) as pool:
         return pool.submit(_hugging_face, arguments).result()
 
 

@@ -188,6 +188,7 @@ ended() {
     date -u +%Y-%m-%dT%H:%M:%SZ >"$RUNNER_ATTEMPT/ended"
     write_line "$RUNNER_ATTEMPT/exit_code" "$1"
     rm -f "$RUNNER_ATTEMPT"/stacks/*.pipe
+    await_first_step
     notify_end "$1" # last, because posting the message can take seconds
     [ "${#notifiers[@]}" = 0 ] || wait "${notifiers[@]}" 2>/dev/null # Slurm kills what is left of the job
 }

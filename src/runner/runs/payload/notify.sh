@@ -9,9 +9,11 @@ notify() {
     [ -n "${RUNNER_WEBHOOK:-}" ] && [[ " $(cat "$RUNNER_RUN/notify" 2>/dev/null) " == *" $event "* ]] || return 0
     text="${RUNNER_RUN##*/}: $2 (attempt ${RUNNER_ATTEMPT##*/}, job ${RUNNER_JOB:-local}, ${SLURM_CLUSTER_NAME:-$(uname -n)})"
     case $event in failure) text+=$'\n'$(last_words) ;; esac
-    printf '%s %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$event" >>"$RUNNER_ATTEMPT/notified"
-    post "$(masked "$text")" >/dev/null 2>&1 || say "the webhook did not accept the message about $event"
-    return 0
+    if post "$(masked "$text")" >/dev/null 2>&1; then
+        printf '%s %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$event" >>"$RUNNER_ATTEMPT/notified"
+    else
+        say "the webhook did not accept the message about $event"
+    fi
 }
 
 # notify_restart CAUSE: report that another attempt follows. In the background, because Slurm may kill us in a few seconds.
@@ -78,7 +80,24 @@ first_step() {
     [ -n "${RUNNER_WEBHOOK:-}" ] && [ -z "${first_step_told:-}" ] || return 0
     tail -c "+$((${metrics_bytes:-0} + 1))" "$RUNNER_RUN/metrics.jsonl" 2>/dev/null | grep -q -m 1 '"step"' || return 0
     first_step_told=yes
-    notify first_step "the first step is done"
+    # in a process of its own: the caller is killed when the program ends, and the message would be lost
+    : >"$RUNNER_ATTEMPT/.posting"
+    {
+        notify first_step "the first step is done"
+        rm -f "$RUNNER_ATTEMPT/.posting"
+    } &
+}
+
+# Wait for the message about the first step, if it is on its way: what Slurm kills afterwards is lost.
+await_first_step() {
+    local tries pipe
+    [ -e "$RUNNER_ATTEMPT/.posting" ] || return 0
+    exec {pipe}<> <(:) # an empty pipe: `read -t` on it pauses without starting a process
+    for ((tries = 0; tries < 110; tries++)); do # `post` takes at most 10 s
+        [ -e "$RUNNER_ATTEMPT/.posting" ] || break
+        read -r -t 0.1 -u "$pipe"
+    done
+    exec {pipe}>&-
 }
 
 # notify_end CODE: report how the attempt ended. If another attempt follows, finish_attempt has already reported that.
