@@ -155,9 +155,12 @@ def shared_environment(session: nox.Session) -> Path:
             python = str(folder / "bin" / "python")
             install(session, *TEST_TOOLS, *project_dependencies(), python=python)
             install_training_stack(session, python)
-            # for builds in tests: pip and setuptools as files
-            wheels = ("download", "--quiet", "--no-deps", f"--dest={folder / 'wheels'}", "pip", "setuptools<81")
-            session.run(python, "-m", "pip", *wheels, external=True, log=False)
+            # files for tests that install: pip and setuptools, and what runner itself needs
+            download = (python, "-m", "pip", "download", "--quiet", "--only-binary=:all:")
+            pip_itself = ("--no-deps", f"--dest={folder / 'wheels'}", "pip", "setuptools<81")
+            session.run(*download, *pip_itself, external=True, log=False)
+            needs = (f"--dest={folder / 'wheels' / 'runner'}", *project_dependencies())
+            session.run(*download, *needs, env=PINNED, external=True, log=False)
             (folder / "complete").touch()  # the time of its last use
     for other in ENVIRONMENTS.glob("*/complete"):
         if time.time() - other.stat().st_mtime > 30 * 24 * 3600:

@@ -156,7 +156,7 @@ LONGEST = (
     *("images/test_import_oracle", "jobs/test_disk_full", "cluster/test_schema", "cluster/test_verbs"),
 )
 NEEDY = (
-    *("end_to_end", "faults", "jobs", "test_lab_slurm"),
+    *("end_to_end", "faults", "jobs", "remote", "test_lab_slurm"),
     *("runs/test_script_training", "runs/trainers/test_checkpoints"),
 )
 
@@ -170,7 +170,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def is_quick(item: pytest.Item) -> bool:
-    """Whether the test needs neither Slurm nor a container engine nor another program of the lab."""
+    """Whether the test belongs to the quick tier: it needs neither Slurm nor a container engine, torch or much time."""
+    name = item.path.relative_to(Path(__file__).parent).with_suffix("").as_posix() if item.path else ""
+    if name in (*LONGEST, *NEEDY) or name.partition("/")[0] in NEEDY:
+        return False
     if any(item.get_closest_marker(marker) for marker in (*parts.MAY_BE_SKIPPED, "uses", "engine")):
         return False
     return not parts.BY_FIXTURE.keys() & set(getattr(item, "fixturenames", ()))

@@ -25,6 +25,8 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Variables that make pip use wheels that are downloaded once, and no index."""
+    if kept := os.environ.get("RUNNER_TEST_WHEELS"):  # noxfile.py keeps them
+        return {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": f"{kept}/runner"}
     folder = tmp_path_factory.mktemp("wheels")
     required = [each for each in importlib.metadata.requires("runner-hpc") or () if "extra ==" not in each]
     argv = (sys.executable, "-m", "pip", "download", "-q", "-d", str(folder), "--only-binary=:all:", *required)

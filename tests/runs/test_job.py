@@ -115,6 +115,16 @@ def test_the_site_fills_gaps() -> None:
     assert (job.resources.memory, job.resources.time_minutes) == ("450G", 30)
 
 
+def test_one_process_needs_no_launcher() -> None:
+    """What the user or the job file says stays; the site's launcher is for several processes."""
+    one, four = replace(SLURM, gpus_per_node=1), replace(SLURM, gpus_per_node=4)
+    assert resolve((given(script="x.py"),), BARE, one).launcher == "none"
+    assert str(resolve((given(script="x.py"),), BARE, one).origins["launcher"]) == "one process needs no launcher"
+    assert resolve((given(script="x.py"),), BARE, four).launcher == "torchrun"
+    assert resolve((given(script="x.py", nodes=2),), BARE, one).launcher == "torchrun"
+    assert resolve((given(script="x.py", launcher="torchrun"),), BARE, one).launcher == "torchrun"
+
+
 def test_one_job_file_serves_sites_with_and_without_gpus(write: Callable[[str], Path]) -> None:
     """With GPUs there is one process each; without, as many as cpu_tasks_per_node says; tasks_per_node beats both."""
     path = write('script = "jobs/sft.py"\n[resources]\ncpu_tasks_per_node = 2\n')

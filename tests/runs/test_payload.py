@@ -337,6 +337,15 @@ def test_no_python_is_said(tmp_path: Path) -> None:
     assert "-- COMMAND" in done.stderr
 
 
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
+def test_a_launcher_without_torch_says_what_to_do(tmp_path: Path, launcher: str) -> None:
+    environ = programs(tmp_path / "bin", {"python": '#!/bin/sh\n[ "$1" = -c ] || echo "$@"; exit 1\n'})
+    done = run_locally(write_run(tmp_path / "run", command_job("x", launcher=launcher)), extra_environ=environ)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"the launcher {launcher} needs torch in this Python" in done.stderr
+    assert "--launcher none runs one process" in done.stderr
+
+
 def test_setup_runs_once_and_first(tmp_path: Path) -> None:
     """One task sets up, all see what it has made; prolog and epilog run in every task."""
     job = shell_job(

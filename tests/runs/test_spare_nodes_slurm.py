@@ -106,6 +106,7 @@ def test_a_job_without_enough_healthy_nodes_avoids_the_others(
 # the program `python`: prints its words; in the first attempt, the GPUs of a node break where the test wants that, but
 # only when both nodes have printed: a failure ends the step on the other node
 LAUNCHED = """#!/bin/sh
+[ "$1" != -c ] || { echo 2.8.0 && exit; } # the version of torch
 [ "$2" = torch.distributed.run ] || [ "$2" = accelerate.commands.launch ] || exec /usr/bin/python3 "$@"
 echo "$SLURMD_NODENAME, attempt ${RUNNER_ATTEMPT##*/}: $*"
 [ "${RUNNER_ATTEMPT##*/}" = 1 ] || exit 0

@@ -62,7 +62,7 @@ def _own_files() -> Iterator[tuple[Path, str]]:
     package, shipped = Path(__file__).resolve().parents[1], shipped_folder()
     found = [(path, f"runner/{path.relative_to(package).as_posix()}") for path in package.rglob("*")]
     if not shipped.is_relative_to(package):
-        parts = [*shipped.glob("Containerfile.*"), *(path for kind in ("containers", "edf", "jobs")
+        parts = [*shipped.glob("Containerfile.*"), *(path for kind in ("clusters", "containers", "edf", "jobs")
                  for path in (shipped / kind).rglob("*"))]  # fmt: skip
         found += [(path, f"runner/shipped/{path.relative_to(shipped).as_posix()}") for path in parts]
     return ((path, name) for path, name in sorted(found) if path.is_file() and "__pycache__" not in name)

@@ -35,9 +35,12 @@ def resolve(layers: Sequence[Layer], environment: Environment, site: Site) -> Jo
     if script is None and not command:
         raise _no_program(layers)
     computed: dict[str, Setting] = {}  # the weakest layer: defaults that are computed from other settings
-    layers = (*layers, _site_layer(site, script), computed)
+    site_layer = _site_layer(site, script)
+    layers = (*layers, site_layer, computed)
     _compute(computed, layers, site, script or command[command[0] == "-m" and len(command) > 1])
     found = {name: setting_of(name, layers) for name in KEYS}
+    if found["launcher"] is site_layer.get("launcher") and _is_one_process(found):
+        found["launcher"] = Setting("none", Origin("one process needs no launcher"))
     if found["launcher"].value not in LAUNCHERS:
         raise unknown("launcher", found["launcher"].value, LAUNCHERS, place=found["launcher"].origin.place)
     parts = {each.name for each in fields(Resources)}
@@ -134,6 +137,10 @@ def _compute(computed: dict[str, Setting], layers: Sequence[Layer], site: Site, 
     chain = setting_of("chain", layers).value
     if chain:  # each job of a chain continues after the time limit of the one before
         default("restart", Restart(time_limit=chain - 1))
+
+
+def _is_one_process(found: Mapping[str, Setting]) -> bool:
+    return found["nodes"].value == 1 and found["tasks_per_node"].value == 1
 
 
 def _notes(found: Mapping[str, Setting], site: Site) -> tuple[str, ...]:

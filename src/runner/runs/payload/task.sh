@@ -124,12 +124,37 @@ fi
 [ "$runner_rank" != 0 ] || [ "$RUNNER_WORLD_SIZE" = 1 ] ||
     echo "task 0: world size $RUNNER_WORLD_SIZE = nodes $RUNNER_NODES x processes $RUNNER_PROCESSES" >&2
 
+# Print the version of torch. Take it from the name of the .dist-info folder, because starting Python takes much longer. Ask
+# Python only if there is no such folder and the program needs Python anyway.
+torch_version() {
+    runner_found=$(command -v "$runner_python")
+    for runner_found in "${runner_found%/bin/*}"/lib/python3*/*-packages/torch-*.dist-info \
+        /usr/local/lib/python3*/*-packages/torch-*.dist-info; do
+        [ -d "$runner_found" ] || continue
+        runner_found=${runner_found##*/torch-}
+        echo "${runner_found%.dist-info}"
+        return
+    done
+    case $runner_launcher:$runner_kind in
+    torchrun:* | accelerate:* | *:python) "$runner_python" -c 'import importlib.metadata as m; print(m.version("torch"))' ;;
+    esac
+}
+
 # --- the program
 export PYTHONUNBUFFERED="${PYTHONUNBUFFERED-1}" # otherwise Python keeps 8 KiB of output back: many steps
 case $runner_launcher:$runner_kind in
 torchrun:* | accelerate:* | *:python)
     command -v "$runner_python" >/dev/null || stop "there is no Python in this image" \
         "neither python nor python3 is on its PATH ($PATH)" "use another image, or run a command: -- COMMAND" 127
+    ;;
+esac
+case $runner_launcher in
+torchrun | accelerate)
+    [ -n "$(torch_version 2>/dev/null)" ] ||
+        "$runner_python" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' 2>/dev/null ||
+        stop "the launcher $runner_launcher needs torch in this Python" \
+            "$(command -v "$runner_python") does not have it" \
+            "install torch there or use another image; --launcher none runs one process without torch" 1
     ;;
 esac
 case $runner_kind:$1 in command:-m) runner_kind=python ;; esac # `-m MODULE`: Python and the launchers know it
@@ -175,21 +200,6 @@ stacks() {
         runner_file=$runner_attempt/stacks/node-$runner_node-pid-$runner_pid.txt
         py-spy dump --pid "$runner_pid" >"$runner_file" 2>/dev/null || rm -f "$runner_file"
     done
-}
-# Print the version of torch. Take it from the name of the .dist-info folder, because starting Python takes much longer. Ask
-# Python only if there is no such folder and the program needs Python anyway.
-torch_version() {
-    runner_found=$(command -v "$runner_python")
-    for runner_found in "${runner_found%/bin/*}"/lib/python3*/*-packages/torch-*.dist-info \
-        /usr/local/lib/python3*/*-packages/torch-*.dist-info; do
-        [ -d "$runner_found" ] || continue
-        runner_found=${runner_found##*/torch-}
-        echo "${runner_found%.dist-info}"
-        return
-    done
-    case $runner_launcher:$runner_kind in
-    torchrun:* | accelerate:* | *:python) "$runner_python" -c 'import importlib.metadata as m; print(m.version("torch"))' ;;
-    esac
 }
 if [ "${RUNNER_HANG_SECONDS:-0}" != 0 ]; then
     # NCCL's flight recorder keeps the latest collectives, and writes them on a timeout or when it is asked through its pipe.
