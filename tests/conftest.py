@@ -171,7 +171,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def is_quick(item: pytest.Item) -> bool:
     """Whether the test belongs to the quick tier: it needs neither Slurm nor a container engine, torch or much time."""
-    name = item.path.relative_to(Path(__file__).parent).with_suffix("").as_posix() if item.path else ""
+    tests = Path(__file__).parent
+    name = item.path.relative_to(tests).with_suffix("").as_posix() if item.path.is_relative_to(tests) else ""
     if name in (*LONGEST, *NEEDY) or name.partition("/")[0] in NEEDY:
         return False
     if any(item.get_closest_marker(marker) for marker in (*parts.MAY_BE_SKIPPED, "uses", "engine")):

@@ -140,7 +140,7 @@ def _compute(computed: dict[str, Setting], layers: Sequence[Layer], site: Site, 
 
 
 def _is_one_process(found: Mapping[str, Setting]) -> bool:
-    return found["nodes"].value == 1 and found["tasks_per_node"].value == 1
+    return bool(found["nodes"].value == 1 and found["tasks_per_node"].value == 1)
 
 
 def _notes(found: Mapping[str, Setting], site: Site) -> tuple[str, ...]:
