@@ -205,3 +205,23 @@ def test_a_small_repository_takes_no_time(project: Path, tmp_path: Path) -> None
     started = time.process_time()
     snapshot.take(snapshot.plan(project), tmp_path / "run")
     assert time.process_time() - started < 0.3
+
+
+def test_without_git_what_other_runs_write_meanwhile_is_left_out(tmp_path: Path) -> None:
+    """A log that grows, and a file that goes, while a launch copies the code. A program that changes is refused."""
+    root = tmp_path / "project"
+    write(root, {"train.py": "x", "train_7.log": "step 1\n", "note.tmp": "", "settings.yaml": "a: 1\n"})
+    taken = snapshot.summed(snapshot.plan(root))
+    (root / "note.tmp").unlink()
+    write(root, {"train_7.log": "step 1\nstep 2\n"})
+    taken = snapshot.store_files(taken, tmp_path / "runs/a-1", shared=True)
+    assert taken.files == ("settings.yaml", "train.py")
+    assert sorted(path.name for path in (tmp_path / "runs/a-1/code").iterdir()) == ["settings.yaml", "train.py"]
+    assert {(name, why) for name, why in taken.left_out} == {
+        ("note.tmp", "it changed during the launch"),
+        ("train_7.log", "it changed during the launch"),
+    }
+    taken = snapshot.summed(snapshot.plan(root))
+    write(root, {"train.py": "y"})
+    with pytest.raises(RunnerError, match=r"train\.py changed while runner copied it"):
+        snapshot.store_files(taken, tmp_path / "runs/a-2", shared=True)

@@ -75,10 +75,11 @@ def fill(folder: Path, texts: Mapping[str, str]) -> None:
             target.write_bytes(text.encode(errors="surrogateescape"))  # a script of the user
 
 
-def copy(names: Iterable[str], source: Path, target: Path, *, link: bool = False) -> None:
+def copy(names: Iterable[str], source: Path, target: Path, *, link: bool = False, skip_missing: bool = False) -> None:
     """Copy the named files (relative paths) with modes and times. Symlinks stay symlinks; existing files are kept.
 
-    With `link`, make hard links if the file system supports them.
+    With `link`, make hard links if the file system supports them. With `skip_missing`, a file that no longer exists is
+    not an error.
     """
     import shutil  # `runner-importer get` does not need it
 
@@ -91,7 +92,11 @@ def copy(names: Iterable[str], source: Path, target: Path, *, link: bool = False
                 made.add(to.parent)
             if os.path.lexists(to) or (link and _linked(source / name, to)):
                 continue
-            shutil.copy2(source / name, to, follow_symlinks=False)
+            try:
+                shutil.copy2(source / name, to, follow_symlinks=False)
+            except FileNotFoundError:
+                if not skip_missing or os.path.lexists(source / name):
+                    raise
     except OSError as error:
         raise files.explain(error, f"copy {error.filename or source} to {target}") from error
 

@@ -137,7 +137,7 @@ def copy(snapshot: Snapshot, code: Path) -> None:
     """Copy the files into a folder."""
     folders.make(code)
     for source in snapshot.sources:
-        folders.copy(source.files, source.root, code)
+        folders.copy(source.files, source.root, code, skip_missing=True)  # `unchanged` and `summed` look for them
 
 
 def write_diff(snapshot: Snapshot, run_folder: Path) -> None:
@@ -252,6 +252,7 @@ def _single(script: Path, sources: Iterable[Source]) -> Source:
 
 
 STORE = ".code"
+_PROGRAMS = (".py", ".sh", ".sbatch")
 _LAUNCH_SECONDS = 3600
 """for this long, a copy without links counts as one that a launch is still creating"""
 
@@ -296,29 +297,35 @@ def _has_links(store: Path) -> bool:
 
 
 def summed(snapshot: Snapshot) -> Snapshot:
-    """The snapshot with the checksums of its files, without untracked files that no longer exist.
+    """The snapshot with the checksums of its files, without outputs of other runs that no longer exist.
 
     Raises RunnerError if a file contains a known secret.
     """
     roots = {name: source.root for source in reversed(snapshot.sources) for name in source.files}
-    gone = [name for name in (snapshot.git.untracked if snapshot.git else ()) if name in roots]
-    gone = [name for name in gone if not os.path.lexists(roots[name] / name)]
+    gone = [name for name in sorted(_may_change(snapshot)) if not os.path.lexists(roots[name] / name)]
     snapshot = snapshot.without(gone, "it was removed during the launch")
     sums = _sums(((name, roots[name] / name) for name in snapshot.files), careful=True)
     return replace(snapshot, sums=sums, content=_total(sums))
 
 
-def unchanged(snapshot: Snapshot, code: Path) -> Snapshot:
-    """Compare a copy with its snapshot. Untracked files that changed meanwhile are removed from both.
+def _may_change(snapshot: Snapshot) -> set[str]:
+    """The files that other runs may be writing: those that git does not track, and without git all but programs."""
+    if snapshot.git:
+        return {*snapshot.git.untracked} & {*snapshot.files}
+    return {name for name in snapshot.files if Path(name).suffix not in _PROGRAMS}
 
-    Raises RunnerError if a tracked file has changed.
+
+def unchanged(snapshot: Snapshot, code: Path) -> Snapshot:
+    """Compare a copy with its snapshot. Outputs of other runs that changed meanwhile are removed from both.
+
+    Raises RunnerError if another file has changed.
     """
-    sums = _sums((name, code / name) for name in snapshot.files)
-    changed = [name for name in snapshot.files if sums[name] != snapshot.sums.get(name)]
-    untracked = {*snapshot.git.untracked} if snapshot.git else set()
+    there = [name for name in snapshot.files if os.path.lexists(code / name)]
+    sums = _sums((name, code / name) for name in there)
+    changed = [name for name in snapshot.files if sums.get(name) != snapshot.sums.get(name)]
     if not changed:
         return snapshot
-    if found := [name for name in changed if name not in untracked]:
+    if found := [name for name in changed if name not in _may_change(snapshot)]:
         raise RunnerError(
             f"{found[0]} changed while runner copied it", "its checksum is no longer the same", "launch again"
         )
