@@ -75,7 +75,7 @@ TRAINERS = "project/jobs/trainers/mine.toml"
     ("files", "words", "what"),
     [
         ({"project/a.sbatch": BATCH}, (), "cannot read ./a.sbatch"),
-        ({"project/a.sbatch": "#!/bin/bash\necho\n"}, (), "./a.sbatch is not a batch script"),
+        ({"project/a.sbatch": "echo\n"}, (), "sbatch would reject ./a.sbatch"),
         ({"project/a.sbatch": BATCH + "\0\x01"}, (), "sbatch would reject ./a.sbatch"),
         ({"project/a.sbatch": BATCH.replace("\n", "\r\n")}, (), "sbatch would reject ./a.sbatch"),
         ({"project/a.sbatch": BATCH}, ("--trainer", "mine"), "there is no trainer 'mine'"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from runner.commands.launch import estimate
 from runner.errors import RunnerError
 from runner.machine.report import Quiet
 from runner.project import Project
@@ -146,6 +147,31 @@ def test_any_bytes_are_kept(tmp_path: Path) -> None:
     assert subprocess.run(("bash", "-n"), input=found.files["submit.sh"].encode(), check=False).returncode == 0
 
 
+def test_a_script_without_sbatch_lines_gets_its_options_from_the_command_line(tmp_path: Path) -> None:
+    found = plan(tmp_path, b"#!/bin/bash\necho x\n", launch(given=given(nodes=2, time_minutes="10")))
+    assert (found.job.resources.nodes, found.job.resources.time_minutes) == (2, 10)
+    (tmp_path / "train.py").write_text("#!/usr/bin/env python3\n")
+    with pytest.raises(RunnerError, match=r"train\.py is not a batch script"):
+        plan(tmp_path, HEAD, launch(job="./train.py"))
+
+
+@pytest.mark.parametrize(
+    ("lines", "gpu_hours"),
+    [
+        ("-t 8:00:00 --gres=gpu", "at most 8.0 GPU hours"),
+        ("-t 8:00:00 --gres=gpu:a100", "at most 8.0 GPU hours"),
+        ("-t 8:00:00 --gres=nvme:1,gpu:a100:4 -N 2", "at most 64.0 GPU hours"),
+        ("-t 8:00:00 --gres=gpu:1 --array=0-4", "at most 40.0 GPU hours: 8.0 GPU hours, for each of 5 runs"),
+        ("-t 1:00:00 -N 1 --gpus-per-node=4\n#SBATCH hetjob\n#SBATCH -N 2 --gres=gpu:8", "at most 20.0 GPU hours"),
+        ("-t 1:00:00 --gres=craynetwork:1", None),
+    ],
+)
+def test_the_cost_counts_every_gpu_of_every_task(tmp_path: Path, lines: str, gpu_hours: str | None) -> None:
+    found = plan(tmp_path, f"#!/bin/bash\n#SBATCH {lines}\necho x\n".encode())
+    cost = estimate(found)
+    assert (cost.text(len(found.batch.array_tasks) or 1) if cost and found.batch else None) == gpu_hours
+
+
 @pytest.mark.parametrize(
     ("text", "what", "why"),
     [
@@ -154,7 +180,6 @@ def test_any_bytes_are_kept(tmp_path: Path) -> None:
         (b"#SBATCH -N 1\n", "sbatch would reject train.sbatch", "`#!`"),
         (b"\xef\xbb\xbf#!/bin/bash\n#SBATCH -N 1\n", "sbatch would reject train.sbatch", "byte order mark"),
         (b"#!/bin/bash\n#SBATCH -N 1\r\n", "sbatch would reject train.sbatch", r"line 2 ends in \r\n"),
-        (b"#!/bin/bash\necho '#SBATCH -N 1'\n", "train.sbatch is not a batch script", "no #SBATCH line"),
         (b"#!/bin/bash\n#SBATCH --wrap=x\n", "train.sbatch:2: --wrap cannot apply", "--wrap"),
         (b"#!/bin/bash\n\n#SBATCH -W\n", "train.sbatch:3: --wait cannot apply", "after the end"),
         (b"#!/bin/bash\n#SBATCH -M other\n", "train.sbatch:2: --clusters cannot apply", "default cluster"),

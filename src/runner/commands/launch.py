@@ -14,7 +14,7 @@ from runner.commands.console import Console, LogFilter, say_end
 from runner.commands.options import settings
 from runner.errors import RunnerError
 from runner.project import Project, find_project
-from runner.runs.job import KEYS, Job
+from runner.runs.job import KEYS
 from runner.runs.launch import Request, RunPlan, prepare
 from runner.runs.schedulers.scheduler import scheduler_of
 
@@ -93,10 +93,10 @@ def launch_run(args: argparse.Namespace, console: Console) -> int:
 
 def _confirmed(plan: RunPlan, console: Console, *, yes: bool, runs: int) -> bool:
     """Whether the user accepts the cost. Raises RunnerError if there is no terminal to ask on."""
-    cost, limit = estimate(plan.job), plan.site.confirm_gpu_hours
+    cost, limit = estimate(plan), plan.site.confirm_gpu_hours
     if cost is None:
         return True
-    console.say(f"cost of this launch: {cost.text}{f', for each of {runs} runs' if runs > 1 else ''}")
+    console.say(f"cost of this launch: {cost.text(runs)}")
     most = cost.most * runs
     if yes or limit is None or most <= limit:
         return True
@@ -145,8 +145,8 @@ def explain(plan: RunPlan, environ: Mapping[str, str], project: Project) -> Iter
         yield f"would run: cd {runs}/{plan.job.name}-NNNN && {scheduler_of(plan.site.scheduler).BY_HAND}"
         yield f"image: {plan.image.reference or 'none (no container)'}"
         rows = list(_values(plan))
-    if (cost := estimate(plan.job)) is not None:
-        yield f"cost: {cost.text}"
+    if (cost := estimate(plan)) is not None:
+        yield f"cost: {cost.text(len(plan.batch.array_tasks) if plan.batch else 1)}"
     yield f"{'options of sbatch' if plan.batch else 'settings'}, and where each comes from:"
     yield from _columns(tuple((name, value, _short(source, project)) for name, value, source in rows))
     yield from _code(plan)
@@ -275,18 +275,25 @@ class Estimate(NamedTuple):
     most: float
     """all attempts that are allowed after time limits, if each uses its whole time limit"""
 
-    @property
-    def text(self) -> str:
-        """One line for the user."""
+    def text(self, runs: int) -> str:
+        """One line for the user about a launch of this many runs."""
         more = f" per attempt, {self.most:,.1f} with all restarts" if self.most > self.attempt else ""
-        return f"at most {self.attempt:,.1f} GPU hours{more}"
+        each = f"{self.attempt:,.1f} GPU hours{more}"
+        total = f"{self.most * runs:,.1f} GPU hours: " if runs > 1 else ""
+        return f"at most {total}{each}{f', for each of {runs} runs' if runs > 1 else ''}"
 
 
-def estimate(job: Job) -> Estimate | None:
-    """The estimated cost of the job; None if it has no GPUs or no known time limit."""
-    if not job.gpus or not job.resources.time_minutes:
+def estimate(plan: RunPlan) -> Estimate | None:
+    """The estimated cost of one run; None if it has no GPUs or no known time limit."""
+    job = plan.job
+    gpus = job.nodes_held * job.resources.gpus_per_node
+    if plan.batch is not None:
+        from runner.runs.batch import other_gpus
+
+        gpus += other_gpus(plan.batch)
+    if not gpus or not job.resources.time_minutes:
         return None
-    attempt = job.nodes_held * job.resources.gpus_per_node * job.resources.time_minutes / 60
+    attempt = gpus * job.resources.time_minutes / 60
     most = attempt * (1 + job.restart.time_limit if job.restart else 1)
     if job.restart and job.restart.gpu_hours:
         most = max(attempt, min(most, job.restart.gpu_hours))

@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 from codecs import BOM_UTF8
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -96,7 +96,8 @@ class Batch:
 
 
 def _read(word: str, path: Path) -> str:
-    """The text of the script. Raises RunnerError for a file that sbatch would reject, or that has no #SBATCH line."""
+    """The text of the script. Raises RunnerError for a file that sbatch would reject, or a Python script that does not
+    look like a batch script."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -120,9 +121,9 @@ def _read(word: str, path: Path) -> str:
         if is_so:
             raise RunnerError(f"sbatch would reject {word}", why, fix)
     text = data.decode(errors="surrogateescape")
-    if not re.search("^#SBATCH", text, re.MULTILINE):
+    if path.suffix == ".py" and not re.search("^#SBATCH", text, re.MULTILINE):
         fix = f"add `#SBATCH` lines; or, to run it in an environment: runner launch --script {word}"
-        raise RunnerError(f"{word} is not a batch script", "it has no #SBATCH line", fix)
+        raise RunnerError(f"{word} is not a batch script", "it is a Python script without #SBATCH lines", fix)
     return text
 
 
@@ -140,16 +141,17 @@ def _options(words: Sequence[str], origin: Origin) -> dict[str, Setting]:
     return {each.name.replace("_", "-"): Setting(each.value or "", origin) for each in found}
 
 
-def _of_script(text: str, name: str) -> dict[str, Setting]:
-    """The options of the `#SBATCH` lines; for a heterogeneous job, those of its first component."""
-    found: dict[str, Setting] = {}
+def _components(text: str, name: str = "") -> list[dict[str, Setting]]:
+    """The options of the `#SBATCH` lines, for each component of a heterogeneous job."""
+    found: list[dict[str, Setting]] = [{}]
     for number, line in enumerate(_head(text), 1):
         if line.startswith("#SBATCH"):
             with suppress(ValueError):  # a quote that is not closed: sbatch itself reports it
                 words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
                 if words[:1] in (["hetjob"], ["packjob"]):
-                    break
-                found |= _options(words, Origin(f"{name}:{number}"))
+                    found.append({})
+                else:
+                    found[-1] |= _options(words, Origin(f"{name}:{number}"))
     return found
 
 
@@ -205,7 +207,7 @@ def load(word: str, layers: Sequence[Layer], project: Project, environ: Mapping[
     own, file = _flags(given, site), _flags(job_file, site)
     if "name" in given:
         own = (f"--job-name={value(given, 'name')}", *own)
-    options = _of_script(text, word) | _of_environ(environ)
+    options = _components(text, word)[0] | _of_environ(environ)
     options |= _options(file, job_file["batch"].origin) | _options(own, Origin("command line"))
     added: list[str] = []
     for name in ("account", "partition"):
@@ -269,18 +271,36 @@ def job_of(batch: Batch, layers: Sequence[Layer], environment: Environment) -> J
 
 
 def _resources(batch: Batch) -> Resources:
-    def number(name: str) -> int:
-        found = re.search(r"(\d+)\D*$", batch.option(name).partition("-")[0])
-        return int(found[1]) if found else 0
-
-    nodes = max(1, number("nodes"))
-    gres = re.search(r"\bgpu(?::[^:,]+)?:(\d+)", batch.option("gres"))
-    tasks = number("ntasks-per-node") or -(-number("ntasks") // nodes) or 1
-    gpus = number("gpus-per-node") or (int(gres[1]) if gres else 0) or -(-number("gpus") // nodes)
-    found = Resources(nodes, gpus or number("gpus-per-task") * tasks, account=batch.option("account") or None)
+    nodes, gpus = _nodes_and_gpus(batch.option)
+    found = Resources(nodes, gpus, account=batch.option("account") or None)
     with suppress(RunnerError):
         return replace(found, time_minutes=time_limit_minutes(batch.option("time"), "time"))
     return found
+
+
+def _nodes_and_gpus(option: Callable[[str], str]) -> tuple[int, int]:
+    """(nodes, GPUs per node) that options of sbatch ask for."""
+
+    def number(name: str) -> int:
+        found = re.search(r"(\d+)\D*$", option(name).partition("-")[0])
+        return int(found[1]) if found else 0
+
+    nodes = max(1, number("nodes"))
+    tasks = number("ntasks-per-node") or -(-number("ntasks") // nodes) or 1
+    gpus = number("gpus-per-node") or _gpus_of_gres(option("gres")) or -(-number("gpus") // nodes)
+    return nodes, gpus or number("gpus-per-task") * tasks
+
+
+def _gpus_of_gres(gres: str) -> int:
+    """The GPUs in `--gres`: `gpu` and `gpu:a100` are one, `gpu:4` and `gpu:a100:4` four. Source: sbatch(1) 25.11."""
+    found = (re.fullmatch(r"(?:gres[:/])?gpu(?::[^:\d][^:]*)?(?::(\d+))?", part.strip()) for part in gres.split(","))
+    return sum(int(each[1] or 1) for each in found if each)
+
+
+def other_gpus(batch: Batch) -> int:
+    """The GPUs of a heterogeneous job's other components."""
+    components = (lambda name, found=found: str(value(found, name) or "") for found in _components(batch.text)[1:])
+    return sum(nodes * gpus for nodes, gpus in map(_nodes_and_gpus, components))
 
 
 def files(batch: Batch, job: Job, environ: Mapping[str, str], site: Site) -> dict[str, str]:
