@@ -49,7 +49,8 @@ class Cause:
     unless: str = ""
     """the line must not match this pattern"""
     yields: tuple[str, ...] = ()
-    """codes that explain this one: if the log or the exit code indicates one of them, that one is the cause"""
+    """codes that explain this one: if the log or the exit code indicates one of them, that one is the cause; `*`: it
+    wraps another error, and any cause in the next lines explains it"""
     message: str = ""
     """a real message, as its program printed it"""
     near_miss: str = ""

@@ -21,6 +21,9 @@ SUMMARY = "Root Cause (first observed failure)"  # torch 2.13, torch/distributed
 # an exception without a traceback
 _BARE = re.compile(r"^\s{0,40}(Exception|[A-Za-z_][\w.]{0,120}(?:Error|Exception))(?:: |$)")
 _BARE_WORDS = ("Error: ", "Exception: ", "AssertionError", "NotImplementedError")
+_FRAME = re.compile(r'\s+File ".{1,400}", line \d+, in ')
+_ABORT = re.compile(r"Fatal Python error: Aborted|terminate called after|core dumped|SIGABRT")
+_ABORT_LINES = 12
 _BLOCK_BYTES = 256 << 10  # more than the longest traceback
 _AFTER_LINES = 8  # the message of an exception may have several lines
 _FRAMES_BYTES = 8 << 10
@@ -67,6 +70,8 @@ class Evidence:
     """the program logged it as a warning: it applies only if there is no error"""
     handled: bool = False
     """another exception was raised while this one was handled"""
+    ended: bool = False
+    """the next lines say that the process was aborted"""
 
     @property
     def place(self) -> str:
@@ -106,7 +111,7 @@ def read_log(source: Source) -> Reading:
     handled = {line.offset for line, _, is_handled in blocks if is_handled}
     found, explained = [], set()
     for line in kept:
-        if _says_nothing(line, blocks):
+        if _says_nothing(line, blocks) or _is_source(line):
             continue
         cause = cause_of(line.text, partial(_frames_above, line)) or _bare_exception(line, blocks)
         if cause is None:
@@ -120,6 +125,8 @@ def read_log(source: Source) -> Reading:
         if block:
             explained.add(block[0].offset)
         each = _evidence(line, cause, source, result, block[1] if block else None)
+        if cause.code == "nccl-timeout":
+            each = replace(each, ended=_is_abort_next(line))
         found.append(replace(each, handled=block is not None and block[0].offset in handled))
     found += [
         _unknown(line, block, source, result)
@@ -156,6 +163,19 @@ def _says_nothing(line: Line, blocks: Sequence[tuple[Line, Traceback, bool]]) ->
         if prefix == block.prefix and 0 < (after := line.number - header.number) <= block.last:
             return block.ignored or (after < block.last and text.startswith((" ", "\t")))
     return False
+
+
+def _is_source(line: Line) -> bool:
+    """Whether a line is a `raise` in a traceback that has lost its header: the message follows, with its values."""
+    if not without_prefix(line.text)[1].startswith("    raise "):
+        return False
+    before = window(line.path, line.offset - 2048, min(line.offset, 2048))[-2:-1]
+    return any(_FRAME.match(without_prefix(text)[1]) for text in before)
+
+
+def _is_abort_next(line: Line) -> bool:
+    following = window(line.path, line.offset, 4096)[1 : 1 + _ABORT_LINES]
+    return any(_ABORT.search(text) for text in following)
 
 
 def _frames_above(line: Line) -> str:

@@ -214,6 +214,9 @@ def sources(run: Run) -> tuple[Source, ...]:
     return tuple(each for each in found if each.path.stat().st_size)
 
 
+_CANNOT_START = {"launch-failed"}
+_TIMEOUT = "nccl-timeout"
+_WRAPPED_LINES = 3
 _BEFORE_LINES, _AFTER_LINES = 60, 12  # libraries often print the reason a few lines before or after the exception
 
 
@@ -233,21 +236,54 @@ class Verdict:
 def judge(readings: Sequence[Reading]) -> Verdict:
     """The verdict over all logs of an attempt."""
     everything = sorted((each for reading in readings for each in reading.evidence), key=lambda each: each.order)
-    fatal = [each for each in everything if not each.survived]
+    fatal = [each for each in everything if not each.survived and not _is_noise(each, everything)]
     broken = [each for each in fatal if each.cause.kind in (CAUSE, EXCEPTION)]
     symptoms = [each for each in fatal if each.cause.kind == SYMPTOM]
     summaries = [each for each in fatal if each.cause.kind == SUMMARY]
     errors = [each for each in broken if not each.doubtful] or broken or symptoms
     first = _reason(errors[0], broken or symptoms) if errors else None
+    if first is not None and (waited := _timed_out_before(first, symptoms)):
+        first = waited
     summary = summaries[0] if summaries else None
     others = [*broken, *symptoms, *summaries]
     slow = _followed(None, [each for each in everything if each.cause.kind == SLOW])
     return Verdict(first, summary, _followed(first, others), tuple(each for each, _ in slow))
 
 
+def _is_noise(each: Evidence, everything: Sequence[Evidence]) -> bool:
+    """Whether a message that a program cannot start was printed, but the program started: it failed by itself later."""
+    return each.cause.code in _CANNOT_START and any(
+        later.frame is not None and later.path == each.path and later.offset > each.offset for later in everything
+    )
+
+
+def _timed_out_before(first: Evidence, symptoms: Sequence[Evidence]) -> Evidence | None:
+    """The timeout that ended the program before it printed `first`: a program that ends in pieces prints more errors.
+
+    Only an error without a rank of its own counts as such a piece; a rank that reports later may have failed earlier.
+    """
+    if first.rank is not None or first.cause.code in _CANNOT_START:
+        return None
+    for each in symptoms:
+        aborted = each.cause.code == _TIMEOUT and each.ended and each.path == first.path
+        if aborted and each.offset < first.offset and each.at <= first.at:
+            return each
+    return None
+
+
 def _reason(first: Evidence, broken: Sequence[Evidence]) -> Evidence:
     """The evidence that explains the first: a cause that it yields to, or, for an exception that is known only by its
     class, or a missing module or file that the program handled, a cause that the same rank printed close to it."""
+    if "*" in first.cause.yields:  # it only wraps the error that is printed next
+        for each in broken:
+            after = each.number - first.number
+            if (
+                each.path == first.path
+                and 0 < after <= _WRAPPED_LINES
+                and each.cause.kind == CAUSE
+                and not each.doubtful
+            ):
+                return each
     passed = {first.cause.code}
     while found := next((e for e in broken if e.cause.code in first.cause.yields and e.cause.code not in passed), None):
         first = found
