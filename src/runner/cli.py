@@ -59,6 +59,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "connect": ("connect:connect_host", "open the connection to HOST that --on HOST uses"),
         "cluster": ("cluster", "render | create | list | status | ssh | destroy | adopt a cluster in a cloud"),
         "completion": ("completion", "print the completion script of a shell"),
+        "skill": ("skill:print_skill", "print what a coding agent must know to use runner"),
     },
 }
 VERBS = {verb: entry for group in GROUPS.values() for verb, entry in group.items()}

@@ -88,6 +88,10 @@ class Site:
     """node-hours until a node fails; None: a published figure, and what earlier runs have measured"""
     confirm_gpu_hours: int | None = None
     """`launch` asks for confirmation if a run may use more GPU hours; None: never"""
+    budget_gpu_hours_per_day: int | None = None
+    """`launch` refuses a run if the runs of the last 24 hours may then use more GPU hours together; None: no limit"""
+    budget_jobs_at_once: int | None = None
+    """`launch` refuses a run if more runs would then wait or run; None: no limit"""
     sbatch: tuple[str, ...] = ()
     """flags for every sbatch"""
     srun: tuple[str, ...] = ()

@@ -23,6 +23,7 @@ _KINDS: dict[str, type] = {
     "cpus_per_gpu": int,
     "time_minutes": int,
     "network_gbps": int,
+    **dict.fromkeys(("budget_gpu_hours_per_day", "budget_jobs_at_once"), int),
     **dict.fromkeys(("allreduce_within", "allreduce_across", "failure_hours", "confirm_gpu_hours"), int),
     **dict.fromkeys(("mounts", "modules", "sbatch", "srun", "host_setup", "inside", "task_setup"), tuple),
     **dict.fromkeys(("env", "annotations", "partitions", "refused", "versions", "quirks"), dict),

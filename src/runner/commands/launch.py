@@ -8,12 +8,12 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from runner.commands.console import Console, LogFilter, say_end
 from runner.commands.options import settings
 from runner.errors import RunnerError
 from runner.project import Project, find_project
+from runner.runs.budget import estimate
 from runner.runs.job import KEYS
 from runner.runs.launch import Request, RunPlan, prepare
 from runner.runs.schedulers.scheduler import scheduler_of
@@ -265,36 +265,3 @@ def _launch_sweep(
     for status in last:
         say_end(status, console)
     return max(map(result_code, last))
-
-
-class Estimate(NamedTuple):
-    """The GPU hours that a job may use."""
-
-    attempt: float
-    """one attempt that uses its whole time limit"""
-    most: float
-    """all attempts that are allowed after time limits, if each uses its whole time limit"""
-
-    def text(self, runs: int) -> str:
-        """One line for the user about a launch of this many runs."""
-        more = f" per attempt, {self.most:,.1f} with all restarts" if self.most > self.attempt else ""
-        each = f"{self.attempt:,.1f} GPU hours{more}"
-        total = f"{self.most * runs:,.1f} GPU hours: " if runs > 1 else ""
-        return f"at most {total}{each}{f', for each of {runs} runs' if runs > 1 else ''}"
-
-
-def estimate(plan: RunPlan) -> Estimate | None:
-    """The estimated cost of one run; None if it has no GPUs or no known time limit."""
-    job = plan.job
-    gpus = job.nodes_held * job.resources.gpus_per_node
-    if plan.batch is not None:
-        from runner.runs.batch import other_gpus
-
-        gpus += other_gpus(plan.batch)
-    if not gpus or not job.resources.time_minutes:
-        return None
-    attempt = gpus * job.resources.time_minutes / 60
-    most = attempt * (1 + job.restart.time_limit if job.restart else 1)
-    if job.restart and job.restart.gpu_hours:
-        most = max(attempt, min(most, job.restart.gpu_hours))
-    return Estimate(attempt, most)

@@ -26,7 +26,7 @@ from runner.remote import code
 from runner.remote.host import find_host, host_names
 from runner.remote.ssh import Connection
 
-_HERE = ("cluster", "completion", "connect", "importer", "init")
+_HERE = ("cluster", "completion", "connect", "importer", "init", "skill")
 _PAUSE_SECONDS, _PATIENCE_SECONDS = 2, 600  # between two attempts to connect again; until it gives up
 
 

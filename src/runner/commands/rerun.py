@@ -13,6 +13,7 @@ from runner.errors import RunnerError
 from runner.machine import folders
 from runner.project import Project, find_project
 from runner.runs import rerun
+from runner.runs.budget import budget_of
 from runner.runs.rerun import Locked, code_from_git
 from runner.runs.run import Run
 
@@ -81,6 +82,7 @@ def _anew(locked: Locked, project: Project, runs: Path, args: argparse.Namespace
             from runner.runs.sweep import with_values
 
             plan = with_values(plan, values)
+        plan = replace(plan, budget=budget_of(project, plan.site))  # not that of the old code
         run = submit(plan, runs, words, console, args.tag)
     for name in rerun.differences(locked, run):
         console.warn(f"{name} differs from the original run; to compare: runner diff {locked.name} {run.name}")

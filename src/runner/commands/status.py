@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -36,11 +37,22 @@ def show_status(args: argparse.Namespace, console: Console) -> int:
     elif found:
         console.table(*table(found))
         newest = found[-1].run.name
+        for line in budget_lines(args):
+            console.say(line)
         if found[-1].active:
             console.say(f"to see the output: runner logs -f {newest}")
         elif found[-1].state not in ("COMPLETED", "CANCELLED", "PREPARING"):
             console.say(f"to find the cause: runner why {newest}")
     return 0
+
+
+def budget_lines(args: argparse.Namespace) -> Sequence[str]:
+    """What is left of the budget; empty without one."""
+    from runner.detection import find_site
+    from runner.project import find_project
+    from runner.runs.budget import lines
+
+    return lines(find_project(), find_site(args.site, os.environ)[0], runs_folder(args.site))
 
 
 def watch_status(args: argparse.Namespace, console: Console) -> int:

@@ -213,7 +213,7 @@ def default_environment(project: Project, site: Site) -> tuple[str, str]:
     settings = project.root / "runner.toml" if project.root else None
     if settings and settings.is_file():
         document = read_toml(settings)
-        refuse_unknown_keys(document, (), ("environment",), "project")
+        refuse_unknown_keys(document, (), ("environment", "budget"), "project")
         name = typed(document, ("environment",), str)
         if name:
             return name, f"the default of {settings.name}"

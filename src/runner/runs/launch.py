@@ -19,6 +19,7 @@ from runner.machine.report import Report
 from runner.project import Project, is_shared_place
 from runner.runs import hub, payload, resolve, snapshot, trainer
 from runner.runs.after import Dependencies, find
+from runner.runs.budget import Budget, budget_of
 from runner.runs.checks import check as check_job
 from runner.runs.checks import check_mounts, lacks_account, path_on_host
 from runner.runs.git import work_tree
@@ -86,6 +87,8 @@ class RunPlan:
     """the runs to wait for"""
     batch: Batch | None = None
     """the user's own batch script; None: `script` is the batch script"""
+    budget: Budget = field(default_factory=Budget)
+    """the limits for what a user's runs may use together"""
 
 
 Requests = Callable[[Sequence[str]], Request]
@@ -174,7 +177,8 @@ def _complete(plan: RunPlan, project: Project) -> RunPlan:
     left_out = [f"left out of the code snapshot: {name} ({why})" for name, why in plan.snapshot.left_out]
     if len(left_out) > 10:
         left_out[10:] = [f"left out of the code snapshot: {len(left_out) - 10} more files"]
-    return replace(plan, files=files, notes=(*plan.notes, *plan.snapshot.notes, *left_out))
+    notes = (*plan.notes, *plan.snapshot.notes, *left_out)
+    return replace(plan, files=files, notes=notes, budget=budget_of(project, plan.site))
 
 
 def _plan_of_batch(

@@ -63,6 +63,8 @@ class Run:
     """whether the batch script may restart the job"""
     gpu_hours: int = 0
     """the limit for all attempts together; 0: no limit"""
+    most_gpu_hours: float = 0.0
+    """what all attempts together may use, as estimated at the launch; 0: not known, or no GPUs"""
     tags: tuple[str, ...] = ()
     """the user's labels"""
     sweep: str = ""

@@ -15,7 +15,7 @@ from runner.errors import RunnerError
 from runner.images.squashfs_file import with_sha256
 from runner.machine import files, folders, secrets, sessions
 from runner.machine.report import Report
-from runner.runs import after, checks, lock, snapshot
+from runner.runs import after, budget, checks, lock, snapshot
 from runner.runs.after import Dependencies
 from runner.runs.batch import Batch
 from runner.runs.launch import RunPlan
@@ -51,6 +51,7 @@ def check_room(folder: Path) -> tuple[str, ...]:
 
 def submit(plan: RunPlan, runs: Path, command_line: Sequence[str], report: Report, tags: Sequence[str] = ()) -> Run:
     """Create the run folder, start the job, and return the run. On any failure or Ctrl-C, the folder is removed."""
+    budget.check(plan, runs, 1)
     plan = checked(plan, runs, report)
     waits = after.still_pending(plan.waits)
     run = made(plan, runs, command_line, report, tags)
@@ -138,6 +139,7 @@ def made(
             processes_per_node=plan.job.resources.tasks_per_node,
             restarts=plan.job.restart is not None,
             gpu_hours=plan.job.restart.gpu_hours if plan.job.restart else 0,
+            most_gpu_hours=cost.most if (cost := budget.estimate(plan)) else 0.0,
             tags=tuple(tags),
             sweep=sweep,
             parameters=parameters or {},

@@ -17,7 +17,7 @@ from pathlib import Path
 from runner.errors import RunnerError
 from runner.machine import files, folders, sessions
 from runner.machine.report import Report
-from runner.runs import after, snapshot, submit
+from runner.runs import after, budget, snapshot, submit
 from runner.runs.job import Job
 from runner.runs.launch import SCRIPT, RunPlan
 from runner.runs.run import Run, save
@@ -160,6 +160,7 @@ def submit_sweep(
     for number, values in enumerate(sweep.combinations if sweep else ()):
         plans[str(number)] = (with_values(plan, values), values)
     at_once = sweep.at_once if sweep else None
+    budget.check(plan, runs, len(plans), at_once)
     folder = folders.take_numbered(runs, f"{plan.job.name[:50]}-{'sweep' if sweep else 'array'}")
     made: list[Run] = []
     with ExitStack() as undo:

@@ -1,0 +1,168 @@
+"""What a launch may cost, and the limits of `[budget]`: no option of a launch goes beyond them, not even --yes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from runner.errors import RunnerError
+from runner.located_toml import read_toml, refuse_unknown_keys, typed
+from runner.project import Project
+from runner.runs.run import Run, is_cancelled, is_over, list_runs
+from runner.site import Site
+
+if TYPE_CHECKING:
+    from runner.runs.launch import RunPlan
+    from runner.runs.status import RunStatus
+
+SETTINGS = "runner.toml"
+KEYS = ("gpu_hours_per_day", "jobs_at_once")
+_DAY_SECONDS = 24 * 3600
+
+
+class Estimate(NamedTuple):
+    """The GPU hours that a run may use."""
+
+    attempt: float
+    """one attempt that uses its whole time limit"""
+    most: float
+    """all attempts that are allowed after time limits, if each uses its whole time limit"""
+
+    def text(self, runs: int) -> str:
+        """One line for the user about a launch of this many runs."""
+        more = f" per attempt, {self.most:,.1f} with all restarts" if self.most > self.attempt else ""
+        each = f"{self.attempt:,.1f} GPU hours{more}"
+        return (
+            f"at most {self.most * runs:,.1f} GPU hours: {each}, for each of {runs} runs"
+            if runs > 1
+            else (f"at most {each}")
+        )
+
+
+def estimate(plan: RunPlan) -> Estimate | None:
+    """The estimated cost of one run; None if it has no GPUs or no known time limit."""
+    job = plan.job
+    gpus = job.nodes_held * job.resources.gpus_per_node
+    if plan.batch is not None:
+        from runner.runs.batch import other_gpus
+
+        gpus += other_gpus(plan.batch)
+    if not gpus or not job.resources.time_minutes:
+        return None
+    attempt = gpus * job.resources.time_minutes / 60
+    most = attempt * (1 + job.restart.time_limit if job.restart else 1)
+    if job.restart and job.restart.gpu_hours:
+        most = max(attempt, min(most, job.restart.gpu_hours))
+    return Estimate(attempt, most)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The limits of a project and a site; of two values, the smaller one."""
+
+    gpu_hours_per_day: int | None = None
+    """for what all runs of the last 24 hours have used, or may still use"""
+    jobs_at_once: int | None = None
+    """for runs that wait or run"""
+
+    def __bool__(self) -> bool:
+        return self.gpu_hours_per_day is not None or self.jobs_at_once is not None
+
+
+def budget_of(project: Project, site: Site) -> Budget:
+    """The budget. Raises RunnerError for a misspelt key or a value that is not a number from 0."""
+    found: dict[str, list[int]] = {key: [] for key in KEYS}
+    for key, value in (
+        ("gpu_hours_per_day", site.budget_gpu_hours_per_day),
+        ("jobs_at_once", site.budget_jobs_at_once),
+    ):
+        if value is not None:
+            found[key].append(value)
+    settings = project.root / SETTINGS if project.root else None
+    if settings and settings.is_file():
+        document = read_toml(settings)
+        refuse_unknown_keys(document, ("budget",), KEYS, "budget")
+        for key in KEYS:
+            own = typed(document, ("budget", key), int)
+            if own is not None and own < 0:
+                raise RunnerError(
+                    f"{settings}: {key} is {own}", "a budget is a number from 0", f"{key} = 0 allows none"
+                )
+            found[key] += [] if own is None else [own]
+    return Budget(*(min(found[key], default=None) for key in KEYS))
+
+
+class Use(NamedTuple):
+    """What the runs in a folder use of a budget."""
+
+    gpu_hours: float
+    """used in the last 24 hours, or, by runs that are not over, at most still to be used"""
+    jobs: int
+    """runs that wait or run"""
+
+    def text(self, budget: Budget) -> str:
+        """One line for the user."""
+        hours, jobs = budget.gpu_hours_per_day, budget.jobs_at_once
+        parts = [] if hours is None else [f"{self.gpu_hours:,.1f} of {hours:,} GPU hours in 24 hours"]
+        return "budget: " + ", ".join([*parts, *([] if jobs is None else [f"{self.jobs} of {jobs} jobs at once"])])
+
+
+def use_of(runs_folder: Path) -> Use:
+    """What the runs of the folder use."""
+    from runner.runs.status import ask  # slow, and most projects have no budget
+
+    now = time.time()
+    counted = [run for run in list_runs(runs_folder) if _is_recent(run, now) or not (is_over(run) or is_cancelled(run))]
+    found = ask(counted)
+    return Use(sum(map(_gpu_hours, found)), sum(each.may_be_active for each in found))
+
+
+def _is_recent(run: Run, now: float) -> bool:
+    return run.launched is None or now - run.launched < _DAY_SECONDS
+
+
+def _gpu_hours(found: RunStatus) -> float:
+    used = found.gpu_hours or 0.0
+    return max(used, found.run.most_gpu_hours) if found.may_be_active else used
+
+
+def check(plan: RunPlan, runs_folder: Path, runs: int, at_once: int | None = None) -> None:
+    """Raise RunnerError for a launch of this many runs that goes beyond the budget.
+
+    `at_once`: how many of them may run at the same time, if not all.
+    """
+    budget = plan.budget
+    if not budget:
+        return
+    use, cost = use_of(runs_folder), estimate(plan)
+    _refuse_hours(budget, use, cost.most * runs if cost else 0.0)
+    started = min(runs, at_once or runs)
+    if budget.jobs_at_once is not None and use.jobs + started > budget.jobs_at_once:
+        raise _beyond(
+            f"this launch starts {started} jobs at once",
+            f"{use.text(budget)}",
+            "wait until a run has ended (runner watch), or cancel one",
+        )
+
+
+def _refuse_hours(budget: Budget, use: Use, most: float) -> None:
+    limit = budget.gpu_hours_per_day
+    if limit is not None and most > 0 and use.gpu_hours + most > limit:
+        raise _beyond(
+            f"this launch may use {most:,.1f} GPU hours, and {max(0.0, limit - use.gpu_hours):,.1f} are left",
+            f"{use.text(budget)}",
+            "ask for fewer nodes or less time, set gpu_hours in [restart] of the job file, or launch later",
+        )
+
+
+def _beyond(what: str, used: str, fix: str) -> RunnerError:
+    return RunnerError(what, f"{used}; --yes does not change a budget", f"{fix}; who set [budget] may raise it")
+
+
+def lines(project: Project, site: Site, runs_folder: Path) -> Sequence[str]:
+    """What is left, for `runner status`; empty without a budget."""
+    budget = budget_of(project, site)
+    return (use_of(runs_folder).text(budget),) if budget else ()
