@@ -159,7 +159,12 @@ def _keys() -> str:
     kinds = {int: "integer", str: "text", bool: "`true` or `false`", tuple: "array of text", dict: "table of text",
              job.Restart: "table", object: "integer or text"}  # fmt: skip
     rows = [
-        (code(".".join(key.place(name))), kinds[key.kind], code(key.flag), "yes" if key.site else "")
+        (
+            code(".".join(key.place(name))),
+            "text, or array of text" if key.is_one_or_more else kinds[key.kind],
+            code(key.flag),
+            "yes" if key.site else "",
+        )
         for name, key in job.KEYS.items()
         if key.in_file
     ]

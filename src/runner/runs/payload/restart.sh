@@ -5,7 +5,7 @@
 #                             script_failure
 #   attempts/N/started        its modification time is the start of the attempt; it contains `gpus G` (total), and the newest
 #                             `checkpoint S` and `step S` at the start
-#   attempts/N/finished/RANK  exists if this task ended with exit code 0; removed once the cause is known
+#   attempts/N/finished/RANK  exists if this task ended with exit code 0; removed when the attempt has ended
 #   attempts/N/replaced       exists if a newer attempt has begun although processes of this one may still run
 #   attempts/N/next           how and why the next attempt starts (payload/in_place.sh)
 #   stop                      a user creates it to prevent further attempts
@@ -322,6 +322,21 @@ all_tasks_finished() {
     [ "$(compgen -G "$RUNNER_ATTEMPT/finished/*" | wc -l)" = $((${nodes:-1} * ${tasks:-1})) ]
 }
 
+# Succeed if the program was asked to save, and left before its last step. Trainers exit with 0 then. If the log does not show
+# the last step, a trainer that got its signal (payload/save.sh) has left because of it.
+stopped_early() {
+    local entry step total
+    [ -e "$RUNNER_SAVE_AND_EXIT" ] && [ -z "$ending" ] || return 1
+    entry=$(tail -c 1000000 "$RUNNER_RUN/metrics.jsonl" 2>/dev/null | grep -a -E '"total_steps": *[0-9]' | tail -n 1)
+    step=$(sed -n 's/.*"step": *\([0-9]\{1,15\}\).*/\1/p' <<<"$entry")
+    total=$(sed -n 's/.*"total_steps": *\([0-9]\{1,15\}\).*/\1/p' <<<"$entry")
+    if [ -n "$step" ] && [ -n "$total" ]; then
+        ((10#$step < 10#$total))
+    else
+        compgen -G "$RUNNER_ATTEMPT/save-signal-*" >/dev/null
+    fi
+}
+
 # A task ended by TERM, but the log does not tell why. Slurm may signal the tasks before this script and write its message
 # afterwards, so wait up to 3 s for the message.
 await_report() {
@@ -363,7 +378,6 @@ finish_attempt() {
     [ -z "$decided" ] || return 0 # TERM arrived meanwhile, and its trap has recorded the cause
     decided=${cause:-script_failure} cause=$decided
     write_line "$RUNNER_ATTEMPT/cause" "$cause"
-    rm -rf "$RUNNER_ATTEMPT/finished"
     # Ignore TERM from here on: a requeue sends TERM to this script, and would interrupt the commands below. Not without Slurm,
     # because there the next attempt is the same process, and would still ignore TERM.
     [ -z "$RUNNER_JOB" ] || trap '' TERM
