@@ -4,11 +4,18 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.runs.savers import MEGATRON, asked, log_of, saver_run, started, time_is_over, wait_for_text
+from runner.runs.job import Job, Resources, Restart
+from runner.runs.schedulers import slurm_commands as scheduler
+from tests.conftest import need
+from tests.lab import parts
+from tests.lab.slurm import SlurmLab
+from tests.runs.savers import MEGATRON, PYTHON, asked, log_of, saver_run, started, time_is_over, wait_for_text
+from tests.runs.scripts import BARE, SLURM, write_run
 from tests.runs.test_restart import causes
 from tests.waiting import until
 
@@ -121,6 +128,29 @@ def test_without_a_handler_no_signal_is_sent(tmp_path: Path) -> None:
         (run / "go").touch()
         until(lambda: "iteration       40/" in log_of(run), "more steps")
         assert not asked(run) and script.poll() is None
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[SlurmLab]:
+    need(*parts.SLURM)
+    with SlurmLab(nodes=2, plugins=()) as made:
+        yield made
+
+
+def test_on_two_nodes_of_slurm(lab: SlurmLab, tmp_path: Path) -> None:
+    """Slurm signals the batch script, which asks the task of each node; the requeued job resumes."""
+    job = Job("train", BARE, script="train.py", launcher="srun", save_signal=("TERM",), restart=Restart(time_limit=1),
+              env={**PYTHON, "PHASE": "evaluation"}, resources=Resources(nodes=2, time_minutes=60))  # fmt: skip
+    run = write_run(tmp_path, job, site=SLURM, code={"train.py": MEGATRON})
+    job_id = scheduler.parse_submit(lab.run(scheduler.submit(run, ()), cwd=run).stdout)
+    wait_for_text(run, "rank 0 holds in evaluation")
+    until(lambda: "holds in evaluation" in (run / "attempts/1/rank-1.log").read_text(), "rank 1")
+    lab.run(("scancel", "--batch", "--signal=USR2", job_id))
+    until(lambda: len(list(run.glob("attempts/1/save-signal-*"))) == 2, "two signals")
+    (run / "go").touch()
+    until((run / "attempts/2/exit_code").exists, "the second attempt")
+    assert causes(run) == ["time_limit", "done"] and resumed(run) == saved(run), log_of(run)
+    assert (run / "attempts/1/exit_code").read_text() == "75\n"
 
 
 def test_none_turns_the_signal_off(tmp_path: Path) -> None:

@@ -326,7 +326,7 @@ all_tasks_finished() {
 # the last step, a trainer that got its signal (payload/save.sh) has left because of it.
 stopped_early() {
     local entry step total
-    [ -e "$RUNNER_SAVE_AND_EXIT" ] && [ -z "$ending" ] || return 1
+    [ -e "$RUNNER_ATTEMPT/save-and-exit" ] && [ -z "$ending" ] || return 1
     entry=$(tail -c 1000000 "$RUNNER_RUN/metrics.jsonl" 2>/dev/null | grep -a -E '"total_steps": *[0-9]' | tail -n 1)
     step=$(sed -n 's/.*"step": *\([0-9]\{1,15\}\).*/\1/p' <<<"$entry")
     total=$(sed -n 's/.*"total_steps": *\([0-9]\{1,15\}\).*/\1/p' <<<"$entry")
