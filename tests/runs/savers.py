@@ -12,7 +12,7 @@ from typing import Any
 from runner.project import Project
 from runner.runs import trainer
 from runner.runs.job import Job, Resources, Restart
-from tests.runs.scripts import BARE, write_run
+from tests.runs.scripts import BARE, NOTHING, write_run
 from tests.waiting import until
 
 NO_PROJECT = Project(None, Path("/none"), Path("/none"))
@@ -78,11 +78,10 @@ PYTHON = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NU
 
 def saver_run(folder: Path, text: str, *, launcher: str = "none", processes: int = 1, **fields: Any) -> Path:
     """The run folder of a Python program that may restart once after a time limit."""
-    env = fields.pop("env", {})
+    env, attachment = fields.pop("env", {}), fields.pop("attachment", NOTHING)
     job = Job("train", BARE, script="train.py", launcher=launcher, env=env, restart=Restart(time_limit=1),
               resources=fields.pop("resources", Resources(tasks_per_node=processes)), **fields)  # fmt: skip
-    site = {"site": found} if (found := fields.pop("site", None)) else {}
-    run = write_run(folder, job, code={"train.py": text}, **site)
+    run = write_run(folder, job, attachment, code={"train.py": text})
     (run / trainer.FILE).write_text(trainer.render(None, NO_PROJECT))
     return run
 

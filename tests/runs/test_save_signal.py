@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from runner.environments.environment import Attachment
 from runner.runs.job import Job, Resources, Restart
 from runner.runs.schedulers import slurm_commands as scheduler
 from tests.conftest import need
@@ -103,6 +104,15 @@ def test_processes_of_the_launcher_srun(tmp_path: Path) -> None:
         (run / "go").touch()
         assert script.wait(120) == 0, log_of(run)
     assert causes(run) == ["time_limit", "done"] and resumed(run) == saved(run)
+
+
+@pytest.mark.uses("bubblewrap")
+@pytest.mark.parametrize("first", [(), ("--as-pid-1",)], ids=["init", "task"])
+def test_in_a_container_with_its_own_processes(tmp_path: Path, first: tuple[str, ...]) -> None:
+    """The signal is sent inside: with and without an init process of the container."""
+    prefix = ("bwrap", "--dev-bind", "/", "/", "--unshare-pid", *first, "--proc", "/proc")
+    run = saver_run(tmp_path, MEGATRON, save_signal=("TERM",), attachment=Attachment(prefix=prefix))
+    saves_and_resumes(run)
 
 
 def test_a_command_of_the_user_may_start_the_launcher(tmp_path: Path) -> None:
