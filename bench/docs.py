@@ -1,7 +1,8 @@
 """Builds the documentation as a web site, and makes the reference pages from the tables of the source.
 
 python -m bench.docs                     the site, in build/docs/site; the index of docs/ sets its order
-python -m bench.docs --write-reference   docs/keys.md, docs/lint-codes.md and docs/causes.md
+python -m bench.docs --write-reference   docs/keys.md, docs/lint-codes.md, docs/causes.md and
+                                         src/runner/runs/payload/stops.awk
 python -m bench.docs --write-pictures    docs/terminal-*.svg, from runs on this machine; needs the jobs' packages
 """
 
@@ -26,12 +27,13 @@ from rich.text import Text
 from runner.environments import edf, environment
 from runner.environments.lint.codes import CODES, SEVERITIES
 from runner.runs import job
-from runner.runs.why.cause import KINDS, all_causes
+from runner.runs.why.cause import KINDS, all_causes, stops
 from runner.site import Site
 from runner.site_files import VALUES
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
+STOPS = "../src/runner/runs/payload/stops.awk"
 MADE = "<!-- Made by `python -m bench.docs --write-reference` from the tables of the source. Do not edit. -->"
 
 # the type of a field in the source -> that of the key
@@ -151,15 +153,20 @@ def picture(project: Path, name: str, *commands: tuple[str, ...]) -> None:
 
 
 def reference() -> dict[str, str]:
-    """File name -> text of each page that is made from the source."""
-    return {"keys.md": _keys(), "lint-codes.md": _lint_codes(), "causes.md": _causes()}
+    """File name, relative to docs/ -> text of each file that is made from the source."""
+    return {"keys.md": _keys(), "lint-codes.md": _lint_codes(), "causes.md": _causes(), STOPS: stops()}
 
 
 def _keys() -> str:
     kinds = {int: "integer", str: "text", bool: "`true` or `false`", tuple: "array of text", dict: "table of text",
              job.Restart: "table", object: "integer or text"}  # fmt: skip
     rows = [
-        (code(".".join(key.place(name))), kinds[key.kind], code(key.flag), "yes" if key.site else "")
+        (
+            code(".".join(key.place(name))),
+            "text, or array of text" if key.is_one_or_more else kinds[key.kind],
+            code(key.flag),
+            "yes" if key.site else "",
+        )
         for name, key in job.KEYS.items()
         if key.in_file
     ]

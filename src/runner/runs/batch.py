@@ -197,7 +197,7 @@ _REFUSED_SETTINGS = {
     "save_every": ("the script itself starts the training", "set how often to save in the arguments of the training"),
 }
 _SHORT_NAMES = {"environment": "env", "spare_nodes": "spare"}
-_UNUSED_SETTINGS = ("setup", "task_prolog", "task_epilog", "preflight", "save_seconds")
+_UNUSED_SETTINGS = ("setup", "task_prolog", "task_epilog", "preflight", "save_seconds", "save_signal")
 
 
 def load(word: str, layers: Sequence[Layer], project: Project, environ: Mapping[str, str], site: Site) -> Batch:

@@ -32,6 +32,8 @@ MAIL_EVENTS = ("NONE", "BEGIN", "END", "FAIL", "REQUEUE", "ALL", "INVALID_DEPEND
                "TIME_LIMIT_90", "TIME_LIMIT_80", "TIME_LIMIT_50", "ARRAY_TASKS")  # fmt: skip
 
 
+SAVE_SIGNALS = ("TERM", "USR1", "none")
+
 OnHost = Callable[[str], Path | None]
 """the file on this machine for a path in the container; None if this machine cannot see it"""
 
@@ -60,6 +62,9 @@ def check(job: Job, site: Site) -> None:
     for event in job.notify:
         if event not in NOTIFY_EVENTS:
             raise unknown("event of notify", event, NOTIFY_EVENTS)
+    for name in job.save_signal:
+        if name not in SAVE_SIGNALS:
+            raise unknown("save_signal", name, SAVE_SIGNALS, place=job.origins["save_signal"].place)
     if job.mail_events and not job.mail_user:
         raise RunnerError(
             "cannot send mail without an address", "[mail] has events, but no user", 'user = "you@example.org"'

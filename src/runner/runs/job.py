@@ -115,6 +115,8 @@ class Job:
     srun: tuple[str, ...] = ()
     save_seconds: int = 120
     """how many seconds before the time limit the job gets the signal to save and exit; 0: no signal"""
+    save_signal: tuple[str, ...] = ()
+    """signals on which the program saves and exits, besides USR2; empty: those of the trainer that the log shows"""
     hang_seconds: int = 3600
     """end the job after this many seconds without progress; 0: never"""
     save_every: int | str = 0
@@ -196,6 +198,8 @@ class Key(NamedTuple):
     adds: bool = False
     """whether the values of all layers are concatenated, the command line's last; otherwise, the strongest layer
     wins"""
+    is_one_or_more: bool = False
+    """a job file may give a single text instead of an array"""
     is_time_limit: bool = False
     """the value is text in Slurm's format, which is converted to minutes"""
     metavar: str | None = None
@@ -241,7 +245,10 @@ KEYS: Mapping[str, Key] = {
     "chain": Key(int, "--chain", in_file=False, metavar="N",
                  help="submit N jobs, each of which continues where the previous job ended"),
     "preflight": Key(bool, "--no-preflight", help="do not check the nodes first"),
-    "save_seconds": Key(int),
+    "save_seconds": Key(int, "--save-seconds", metavar="S",
+                        help="ask the program to save and exit S seconds before the time limit (0: never)"),
+    "save_signal": Key(tuple, "--save-signal", is_one_or_more=True, metavar="SIGNAL",
+                       help="the signal on which the program saves and exits: TERM, USR1 or none; can be repeated"),
     "hang_seconds": Key(int),
     "save_every": Key(object),
     "restart": Key(Restart, "--restart", metavar="CAUSE=N",
@@ -321,6 +328,8 @@ def layer_of(document: Document) -> Layer:
 
 
 def _read(document: Document, place: tuple[str, ...], key: Key) -> Any:
+    if key.is_one_or_more and isinstance(found := document.get(*place), str):
+        return (found,)
     if key.kind is tuple or key.kind is dict:
         return strings(document, place) if key.kind is tuple else string_table(document, place)
     if key.kind is Restart:

@@ -26,6 +26,7 @@ from runner.runs.git import work_tree
 from runner.runs.image import CODE_MOUNT, LaunchImage, check_architecture, find_image, missing_image, run_environment
 from runner.runs.job import Job, Layer, Setting, command_line, load_job_file, value
 from runner.runs.program import SUFFIXES, Program, find_script, program_of_command, program_of_script, script_names
+from runner.runs.save_signal import with_save_signal
 from runner.runs.schedulers.scheduler import scheduler_of
 from runner.runs.snapshot import Snapshot
 from runner.site import Origin, Site
@@ -133,7 +134,7 @@ def prepare(
     runs = None
     with suppress(RunnerError):  # the path may contain a variable that is defined only on the site
         job = resolve.with_measured(job, runs := site.runs(environ, project))
-    job = resolve.with_save_every(job, program, site, runs)
+    job = with_save_signal(resolve.with_save_every(job, program, site, runs), program, project, site)
     if job.check_arguments:
         job = _checked_arguments(job, site, environ, program.main, report, strict=not (request.dry_run or waits.runs))
     job, hub_notes = hub.choose_offline(job, environment, project, site, environ, strict=not request.dry_run)

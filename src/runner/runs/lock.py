@@ -54,18 +54,7 @@ def tables(plan: RunPlan, run: Run) -> dict[str, dict[str, Value]]:
         },
         "environment.env": {**hide_values(plan.environment.env)},
         "code": _code(plan),
-        "job": {
-            "name": job.name,
-            "script": job.script,
-            "batch": str(plan.batch.folder / plan.batch.word) if plan.batch else None,
-            "command": hide_words(job.command),
-            "arguments": hide_words(job.arguments),
-            "seed": hub.argument_values((*job.command, *job.arguments)).get("seed"),
-            "launcher": job.launcher,
-            "save_seconds": job.save_seconds,
-            "hang_seconds": job.hang_seconds,
-            "chain": job.chain or None,
-        },
+        "job": _job(plan),
         "job.resources": asdict(job.resources),
         "job.restart": asdict(job.restart) if job.restart else {},
         "job.env": {**hide_values(job.env)},
@@ -77,6 +66,23 @@ def tables(plan: RunPlan, run: Run) -> dict[str, dict[str, Value]]:
         "sweep": {**run.parameters},
         "revisions": {**hub.revisions((*job.command, *job.arguments), run.folder, variables)},
         "files": {name: _sha256(text) for name, text in plan.files.items()},
+    }
+
+
+def _job(plan: RunPlan) -> dict[str, Value]:
+    job = plan.job
+    return {
+        "name": job.name,
+        "script": job.script,
+        "batch": str(plan.batch.folder / plan.batch.word) if plan.batch else None,
+        "command": hide_words(job.command),
+        "arguments": hide_words(job.arguments),
+        "seed": hub.argument_values((*job.command, *job.arguments)).get("seed"),
+        "launcher": job.launcher,
+        "save_seconds": job.save_seconds,
+        "save_signal": list(job.save_signal) or None,
+        "hang_seconds": job.hang_seconds,
+        "chain": job.chain or None,
     }
 
 

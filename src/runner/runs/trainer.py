@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner.errors import RunnerError, unknown
-from runner.located_toml import Document, read_toml, refuse_unknown_keys, typed, wrong_type
+from runner.located_toml import Document, read_toml, refuse_unknown_keys, strings, typed, wrong_type
 from runner.machine import process
 from runner.project import Project
+from runner.runs.checks import SAVE_SIGNALS
 from runner.runs.hub import argument_values
 
 FILE = "trainers"
@@ -24,7 +25,8 @@ NONE = "none"
 """the value of `trainer` for a job whose log must not be read"""
 _LIMIT_BYTES = 1 << 18
 _SHIPPED = Path(__file__).with_name("trainers")
-_KEYS = ("summary", "like", "detect", "first_epoch", "without_loss", "lines", "checkpoints")
+_KEYS = ("summary", "like", "detect", "first_epoch", "without_loss", "save_signal", "script", "lines", "checkpoints")
+_SCRIPT = ("match", "saves", "launchers", "add")
 _WRITTEN = ("attempt", "time", "total_steps")
 _CHECKPOINTS = ("name", "needs", "tracker", "arguments", "resume")
 
@@ -37,8 +39,7 @@ def render(chosen: str | None, project: Project, words: Sequence[str] = (), plac
     """
     if chosen == NONE:
         return ""
-    folders = (_SHIPPED, *([project.root / "jobs/trainers"] if project.root else []))
-    found = {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}  # the user's wins
+    found = _files(project)
     if chosen is not None and chosen not in found:
         fix = "describe your own trainer in jobs/trainers/NAME.toml"
         raise unknown("trainer", chosen, [*found, NONE], fix, place)
@@ -53,6 +54,65 @@ def render(chosen: str | None, project: Project, words: Sequence[str] = (), plac
                 raise unknown("trainer", like, found, place=document.place("like"))
             lines += _lines(documents.get(like) or _read(found[like]), values)
     return "\n".join(lines) + "\n"
+
+
+def _files(project: Project) -> dict[str, Path]:
+    """Name -> file; a file of the user replaces one of ours."""
+    folders = (_SHIPPED, *([project.root / "jobs/trainers"] if project.root else []))
+    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}
+
+
+class Saving(NamedTuple):
+    """How a trainer saves before the time limit."""
+
+    trainer: str
+    signals: tuple[str, ...]
+    """the signals on which it saves and exits"""
+    saves: str
+    """a pattern: without such text in its command or script, it does not handle the signals; empty: it always does"""
+    launchers: tuple[str, ...]
+    """the launchers under which it handles the signals; empty: all"""
+    add: str
+    """what to add so that it handles the signals"""
+
+
+def saving(chosen: str | None, project: Project, text: str) -> Saving | None:
+    """How the program saves: as the chosen trainer does, or else the one whose `script.match` is in `text`, which is
+    the command and the text of the script. None if no trainer is known.
+
+    Raises RunnerError for an error in one of the user's files.
+    """
+    files = _files(project)
+    names = [chosen] if chosen in files else sorted(files, key=lambda name: files[name].parent == _SHIPPED)
+    for name in (name for name in names if name is not None and chosen != NONE):
+        document = _read(files[name])
+        match = typed(document, ("script", "match"), str)
+        if name != chosen and (match is None or not re.search(match, text)):
+            continue
+        like = typed(document, ("like",), str)
+        documents = (document, *([_read(files[like])] if like in files else []))
+        signals = next(filter(None, map(_save_signals, documents)), ())
+        table = next(filter(None, (typed(each, ("script",), dict, {}) for each in documents)), {})
+        launchers = tuple(table.get("launchers", ()))
+        return Saving(name, signals, table.get("saves", ""), launchers, table.get("add", ""))
+    return None
+
+
+def _save_signals(document: Document) -> tuple[str, ...]:
+    found = document.get("save_signal")
+    if found is None:
+        return ()
+    signals = (found,) if isinstance(found, str) else strings(document, ("save_signal",))
+    for name in signals:
+        if name not in SAVE_SIGNALS:
+            raise unknown("save_signal", name, SAVE_SIGNALS, place=document.place("save_signal"))
+    return signals
+
+
+def _save_lines(document: Document) -> Iterator[str]:
+    refuse_unknown_keys(document, ("script",), _SCRIPT, "trainer")
+    if signals := _save_signals(document):
+        yield f"save_signal {' '.join(signals)}"
 
 
 def _read(path: Path) -> Document:
@@ -83,6 +143,7 @@ def _lines(document: Document, values: Mapping[str, str]) -> Iterator[str]:
         yield "without_loss yes"
     if epoch := typed(document, ("first_epoch",), int):
         yield f"first_epoch {epoch}"
+    yield from _save_lines(document)
     tables = typed(document, ("lines",), list, [])
     for index, table in enumerate(tables):
         place = ("lines", str(index))

@@ -34,6 +34,12 @@ OTHERS = sorted(
 Values = dict[str, Any]
 # log -> (trainer, number of entries, some of the values of the first and of the last entry)
 EXPECTED: dict[str, tuple[str, int, Values, Values]] = {
+    "automodel": (
+        "automodel",
+        3,
+        {"step": 0, "loss": 2.3452, "grad_norm": 4.1875, "learning_rate": 1e-5, "tokens_per_second": 1843.9},
+        {"step": 2, "loss": 1.7634, "epoch": 0},
+    ),
     "axolotl": (
         "axolotl",
         3,

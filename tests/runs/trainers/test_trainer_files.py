@@ -39,8 +39,8 @@ def test_the_page_describes_each_trainer_and_its_examples_work(project: Project,
     page = (Path(__file__).parents[3] / "docs/trainers.md").read_text()
     for path in Path(trainer.__file__).with_name("trainers").glob("*.toml"):
         assert f"| `{path.stem}` |" in page
-    _, lines, checkpoints = re.findall(r"```toml\n(.*?)```", page, re.S)
-    write(project, lines + checkpoints)
+    _, lines, script, checkpoints = re.findall(r"```toml\n(.*?)```", page, re.S)
+    write(project, lines + script + checkpoints)
     for awk in AWKS:
         log = b"round 30 of 900: cost 2.5, 1200 words/s\n"
         name, [entry] = read(log, awk, trainer.render(None, project), tmp_path)

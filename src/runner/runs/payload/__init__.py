@@ -14,7 +14,7 @@ from runner.project import shipped_folder
 FOLDER = "payload"
 
 
-_OF_TASKS = ("after.sh", "inside.sh", "processes.sh", "task.sh", "usage.sh")
+_OF_TASKS = ("after.sh", "inside.sh", "processes.sh", "save.sh", "task.sh", "usage.sh")
 
 
 def files(*, batch: bool = False) -> Mapping[str, str]:

@@ -188,6 +188,7 @@ ended() {
     date -u +%Y-%m-%dT%H:%M:%SZ >"$RUNNER_ATTEMPT/ended"
     write_line "$RUNNER_ATTEMPT/exit_code" "$1"
     rm -f "$RUNNER_ATTEMPT"/stacks/*.pipe
+    rm -rf "$RUNNER_ATTEMPT/finished"
     await_first_step
     notify_end "$1" # last, because posting the message can take seconds
     [ "${#notifiers[@]}" = 0 ] || wait "${notifiers[@]}" 2>/dev/null # Slurm kills what is left of the job
@@ -290,7 +291,7 @@ run_step() {
 
 # wait_for PID SECONDS: wait for the step, which runs as process PID. payload/watch.sh ends it after SECONDS without progress.
 # Returns the exit code of the task that failed first. If none failed, returns 75 if a task or the program asked for another
-# attempt (attempts/N/continue), and otherwise the exit code of the step.
+# attempt (attempts/N/continue) or stopped early, and otherwise the exit code of the step.
 wait_for() {
     local code clock watcher reader wake quiet
     signalled= # a trapped signal interrupts `wait`, but not the step: `leave` sets this variable, and we wait again
@@ -319,6 +320,10 @@ wait_for() {
         code=75
     elif [ "$code" != 0 ] && all_tasks_finished; then
         code=0 # payload/watch.sh has ended the step
+    fi
+    if [ "$code" = 0 ] && stopped_early; then
+        say "the program was asked to save, and ended with exit code 0 before its last step: recorded as exit code 75"
+        code=75
     fi
     return "$code"
 }

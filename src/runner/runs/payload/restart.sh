@@ -5,8 +5,9 @@
 #                             script_failure
 #   attempts/N/started        its modification time is the start of the attempt; it contains `gpus G` (total), and the newest
 #                             `checkpoint S` and `step S` at the start
-#   attempts/N/finished/RANK  exists if this task ended with exit code 0; removed once the cause is known
+#   attempts/N/finished/RANK  exists if this task ended with exit code 0; removed when the attempt has ended
 #   attempts/N/replaced       exists if a newer attempt has begun although processes of this one may still run
+#   attempts/N/error          the cause and the log line of a failure that comes again after a restart
 #   attempts/N/next           how and why the next attempt starts (payload/in_place.sh)
 #   stop                      a user creates it to prevent further attempts
 #   stopped                   why no further attempt follows
@@ -139,6 +140,8 @@ refusal() {
     [ "${limit[by]:-}" != chain ] || policy='the chain' # --chain works without [restart]
     if ((count > allowed)); then
         printf '%s %s; %s allows %s' "$(ordinal "$count")" "$1" "$policy" "${allowed/#0/none}"
+    elif [ "$1" = script_failure ] && came_again "$2"; then
+        printf 'the same error twice, and a restart cannot help: %s' "$(sed 's/ /: /' "attempts/$2/error")"
     elif ((idle >= ${limit[without_checkpoint]:-3})); then
         printf '%s attempts in a row have ended without a new checkpoint (crash loop)' "$idle"
     elif [ "${limit[gpu_hours]:-0}" != 0 ] && (($(gpu_seconds) >= limit[gpu_hours] * 3600)); then
@@ -305,14 +308,39 @@ cause_in_logs() {
     echo "$cause"
 }
 
-# logs_of_task TASK NODE: print the ends of the logs to which the task may have written.
+# logs_of_task TASK NODE: print the ends of the logs to which the task may have written. A line with the character 1 ends each.
 logs_of_task() {
     local path
     log_of_attempt
+    printf '\n\001\n'
     for path in "$RUNNER_ATTEMPT/rank-$1.log" "$RUNNER_ATTEMPT/node-$2"/*/attempt_*/*/std*.log; do
         tail -c 100000 "$path" 2>/dev/null | tr -d '\0'
-        echo
+        printf '\n\001\n'
     done
+}
+
+# note_error CODE: if the failure comes again after each restart, such as a wrong argument, write the cause and the line of the
+# log to attempts/N/error. CODE is the exit code of the step.
+note_error() {
+    local code=$1 task='' node='' found
+    read -r code _ task _ node 2>/dev/null <"$RUNNER_ATTEMPT/first_failure"
+    if is_signal "$code" || was_out_of_memory; then return; fi
+    found=$(logs_of_task "$task" "$node" | LC_ALL=C awk -v code="$code" -f payload/stops.awk)
+    [ -z "$found" ] || write_line "$RUNNER_ATTEMPT/error" "$found"
+}
+
+# came_again NUMBER: succeed if attempt NUMBER ended with the same error as the script_failure before, and made no new checkpoint.
+# Numbers in the line may differ.
+came_again() {
+    local number before checkpoint
+    [ -s "attempts/$1/error" ] || return
+    checkpoint=$(sed -n 's/^checkpoint //p' "attempts/$1/started" 2>/dev/null)
+    ((${checkpoint:-0} >= $(newest_checkpoint))) || return
+    for ((number = $1 - 1; number > 0; number--)); do
+        [ "$(cat "attempts/$number/cause" 2>/dev/null)" != script_failure ] || break
+    done
+    before=$(sed 's/[0-9][0-9]*/0/g' "attempts/$number/error" 2>/dev/null)
+    [ "$before" = "$(sed 's/[0-9][0-9]*/0/g' "attempts/$1/error")" ]
 }
 
 # Succeed if every task of the step recorded that it ended with exit code 0.
@@ -320,6 +348,21 @@ all_tasks_finished() {
     local nodes tasks
     nodes=$(task_variable RUNNER_NODES) tasks=$(task_variable RUNNER_TASKS_PER_NODE)
     [ "$(compgen -G "$RUNNER_ATTEMPT/finished/*" | wc -l)" = $((${nodes:-1} * ${tasks:-1})) ]
+}
+
+# Succeed if the program was asked to save, and left before its last step. Trainers exit with 0 then. If the log does not show
+# the last step, a trainer that got its signal (payload/save.sh) has left because of it.
+stopped_early() {
+    local entry step total
+    [ -e "$RUNNER_ATTEMPT/save-and-exit" ] && [ -z "$ending" ] || return 1
+    entry=$(tail -c 1000000 "$RUNNER_RUN/metrics.jsonl" 2>/dev/null | grep -a -E '"total_steps": *[0-9]' | tail -n 1)
+    step=$(sed -n 's/.*"step": *\([0-9]\{1,15\}\).*/\1/p' <<<"$entry")
+    total=$(sed -n 's/.*"total_steps": *\([0-9]\{1,15\}\).*/\1/p' <<<"$entry")
+    if [ -n "$step" ] && [ -n "$total" ]; then
+        ((10#$step < 10#$total))
+    else
+        compgen -G "$RUNNER_ATTEMPT/save-signal-*" >/dev/null
+    fi
 }
 
 # A task ended by TERM, but the log does not tell why. Slurm may signal the tasks before this script and write its message
@@ -363,7 +406,7 @@ finish_attempt() {
     [ -z "$decided" ] || return 0 # TERM arrived meanwhile, and its trap has recorded the cause
     decided=${cause:-script_failure} cause=$decided
     write_line "$RUNNER_ATTEMPT/cause" "$cause"
-    rm -rf "$RUNNER_ATTEMPT/finished"
+    [ "$cause" != script_failure ] || note_error "$1"
     # Ignore TERM from here on: a requeue sends TERM to this script, and would interrupt the commands below. Not without Slurm,
     # because there the next attempt is the same process, and would still ignore TERM.
     [ -z "$RUNNER_JOB" ] || trap '' TERM

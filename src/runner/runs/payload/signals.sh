@@ -76,3 +76,103 @@ is_for() {
     [ "$runner_answer" = yes ] || return 1
     return 0
 }
+
+# save_signals: set runner_signals to the signals on which the program saves, in addition to USR2: those of the job, or else
+# those of the trainer that payload/trainer.sh has recognized in the log.
+save_signals() {
+    runner_signals=${RUNNER_SAVE_SIGNAL:-}
+    if [ -z "$runner_signals" ] && [ -s "$RUNNER_ATTEMPT/trainer" ]; then
+        read -r runner_trainer _ <"$RUNNER_ATTEMPT/trainer"
+        runner_wanted=
+        while read -r runner_key runner_value; do
+            case $runner_key in
+            trainer) if [ "$runner_value" = "$runner_trainer" ]; then runner_wanted=yes; else runner_wanted=; fi ;;
+            save_signal) [ -z "$runner_wanted" ] || runner_signals=${runner_signals:-$runner_value} ;;
+            esac
+        done <"$RUNNER_RUN/trainers"
+    fi
+    [ "$runner_signals" != none ] || runner_signals=
+}
+
+runner_told=' ' # SIGNAL:PID of each process that tell_savers has signalled
+
+# tell_savers SIGNAL PID: send SIGNAL (TERM or USR1) to PID or to its descendants, but only to the ranks of the training: to the
+# first process of each branch that handles it, except launchers. Not to the processes that a rank has started: a data loader
+# ends at TERM, and then its rank fails. No process gets a signal twice.
+tell_savers() {
+    runner_found=$2
+    find_descendants "$2"
+    find_descendants "$2"
+    runner_reached=' ' # the processes that got the signal, and their descendants
+    for runner_pid in $runner_found; do
+        read_status "$1" "$runner_pid"
+        case $runner_reached in *" $runner_parent "*) runner_reached="$runner_reached$runner_pid " && continue ;; esac
+        [ "$runner_handles" = yes ] || continue
+        case $runner_told in
+        *" $1:$runner_pid "*) ;;
+        *)
+            ! is_launcher "$runner_pid" || continue
+            kill -s "$1" "$runner_pid" 2>/dev/null || continue
+            runner_told="$runner_told$1:$runner_pid "
+            ;;
+        esac
+        case $runner_name in bash | sh | dash | ash | busybox | zsh) ;; *) runner_reached="$runner_reached$runner_pid " ;; esac
+    done
+}
+
+# read_status SIGNAL PID: set runner_name, runner_parent and, if the process handles the signal, runner_handles. See is_for.
+read_status() {
+    case $1 in USR1) runner_bit=9 ;; *) runner_bit=14 ;; esac
+    runner_name='' runner_parent='' runner_handles='' runner_tries=30
+    while [ -z "$runner_handles" ] && [ "$runner_tries" -gt 0 ] && [ -r "/proc/$2/status" ]; do
+        runner_tries=$((runner_tries - 1))
+        while read -r runner_key runner_value; do
+            case $runner_key in
+            Name:) runner_name=$runner_value ;;
+            PPid:) runner_parent=$runner_value ;;
+            SigCgt:)
+                runner_handles=no
+                [ $((0x${runner_value#????????} >> runner_bit & 1)) = 0 ] || runner_handles=yes
+                ;;
+            esac
+        done 2>/dev/null <"/proc/$2/status"
+    done
+}
+
+# is_launcher PID: succeed if the process starts and watches the ranks, or keeps a container running. At TERM, it would end
+# them. runner_name is its name. A launcher of any other name has no LOCAL_RANK, unlike a process that it has started.
+is_launcher() {
+    case $runner_name in
+    torchrun | accelerate | deepspeed | mpirun | mpiexec* | orterun | orted | prterun | prted | hydra_* | srun | ray* | gcs_server) return 0 ;;
+    timeout | tini | dumb-init | docker-init | catatonit | podman | docker | conmon | crun | runc | apptainer | singularity) return 0 ;;
+    bwrap | unshare | squashfuse* | fuse-overlayfs | enroot* | nsenter | uv) return 0 ;;
+    esac
+    read_words "/proc/$1/cmdline"
+    case $runner_words in
+    *torch.distributed.run* | *torch.distributed.launch* | *accelerate.commands.launch* | *deepspeed.launcher*) return 0 ;;
+    */bin/torchrun* | */bin/accelerate* | */bin/deepspeed*) return 0 ;;
+    esac
+    ! has_rank "$1" || return 1
+    for runner_file in /proc/"$1"/task/*/children; do
+        runner_children=
+        { read -r runner_children <"$runner_file"; } 2>/dev/null
+        for runner_child_pid in $runner_children; do
+            ! has_rank "$runner_child_pid" || return 0
+        done
+    done
+    return 1
+}
+
+# has_rank PID: succeed if the process was started with a local rank.
+has_rank() {
+    read_words "/proc/$1/environ"
+    case $runner_words in *LOCAL_RANK=*) return 0 ;; esac
+    return 1
+}
+
+# read_words FILE: set runner_words to the content of a file of /proc. Every shell leaves out the NUL bytes between the words.
+read_words() {
+    runner_words=
+    [ -r "$1" ] || return 0
+    while IFS= read -r runner_line || [ -n "$runner_line" ]; do runner_words="$runner_words$runner_line "; done 2>/dev/null <"$1"
+}

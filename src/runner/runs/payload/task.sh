@@ -190,7 +190,9 @@ fi
 # --- hangs: payload/watch.sh sends WINCH, which processes ignore by default. Collect the stacks in attempts/N/stacks
 # shellcheck disable=SC2317,SC2154  # a trap calls this function; `tell` sets runner_found
 stacks() {
-    tell USR1 $$ # for programs that then write their stacks, for example with Python's faulthandler
+    # for programs that then write their stacks, for example with Python's faulthandler
+    save_signals
+    case " $runner_signals " in *' USR1 '*) ;; *) tell USR1 $$ ;; esac
     for runner_pipe in "${TORCH_NCCL_DEBUG_INFO_PIPE_FILE:-/none}"*.pipe; do
         # opened for reading and writing, so that this does not block if no process reads the pipe
         [ ! -p "$runner_pipe" ] || echo 1 1<>"$runner_pipe"
@@ -237,16 +239,26 @@ fi
 
 # --- run the program. A trapped signal interrupts `wait`, but not the program: wait again. All processes get TERM and USR2
 # directly, except in a container with its own process namespace. There, this shell is process 1, and forwards the signals.
-# With URG, job.sbatch asks this script to send USR2 to the program (signals.sh).
+# With URG, job.sbatch asks this script to send USR2 to the program (signals.sh). Both signals start save.sh.
 runner_signalled=
 runner_ended=
+runner_child=
+runner_saver=
+# shellcheck disable=SC2317 # traps call this function
+ask_to_save() {
+    runner_signalled=yes
+    [ -z "$runner_saver$runner_ended" ] && [ -n "$runner_child" ] || return 0
+    /bin/sh "$RUNNER_RUN/payload/save.sh" "$runner_child" "$runner_rank" &
+    runner_saver=$!
+}
 note_time program
 trap 'runner_signalled=yes runner_ended=yes; [ $$ != 1 ] || tell TERM $$' TERM
-trap 'runner_signalled=yes; [ $$ != 1 ] || tell USR2 $$' USR2
-trap 'runner_signalled=yes; tell USR2 $$' URG
+trap '[ $$ != 1 ] || tell USR2 $$; ask_to_save' USR2
+trap 'tell USR2 $$; ask_to_save' URG
 trap 'runner_signalled=yes; stacks' WINCH
 "$@" <&0 &
 runner_child=$!
+[ ! -e "$runner_attempt/save-and-exit" ] || ask_to_save # the signal came before the program started
 runner_before=
 while :; do
     wait "$runner_child"
@@ -260,6 +272,7 @@ done
 runner_code=$RUNNER_EXIT_CODE
 note_time program_end
 [ -z "$runner_usage" ] || kill "$runner_usage" 2>/dev/null
+[ -z "$runner_saver" ] || kill "$runner_saver" 2>/dev/null
 if [ "$runner_code" = 75 ] || { [ "$runner_code" != 0 ] && [ -e "$runner_attempt/continue" ]; }; then
     # a request for another attempt is not a failure: exit with 0, so that srun does not end the tasks that are still saving
     [ -e "$runner_attempt/continue" ] || echo "{}" >"$runner_attempt/continue"
@@ -280,5 +293,5 @@ if [ -f "$runner_attempt/task_epilog.sh" ]; then
     # shellcheck source=/dev/null
     . "$runner_attempt/task_epilog.sh"
 fi
-[ "$runner_code" != 0 ] || : >"$runner_attempt/finished/$runner_rank"
+[ "$runner_code" != 0 ] || echo 0 2>/dev/null >"$runner_attempt/finished/$runner_rank"
 exit "$runner_code"

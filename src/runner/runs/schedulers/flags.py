@@ -53,7 +53,7 @@ REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "sbatch": {
         **_REFUSED_BY_BOTH,
         "chdir": ("the batch script must start in the run folder", "leave out the flag"),
-        "signal": ("the batch script requests the signal itself, and handles it", "set save_seconds in the job file"),
+        "signal": ("the batch script requests the signal itself, and handles it", "--save-signal and --save-seconds"),
         "array": ("the tasks of an array would share one run folder", "runner launch --sweep NAME=VALUE,VALUE"),
         "clusters": _ONE_CLUSTER,
         "wrap": ("--wrap would replace the batch script", "runner launch -- COMMAND"),
@@ -94,6 +94,8 @@ def refuse(words: Iterable[str], program: str, taken: Mapping[str, str] | None =
     for word in words:
         name, value = option(word, program)
         what = f"cannot pass {word!r} on to {program}"
+        if program == "sbatch" and name == "signal":
+            raise RunnerError(what, REFUSED[program][name][0], _instead_of_signal(value or ""))
         if name in REFUSED[program]:
             raise RunnerError(what, *REFUSED[program][name])
         choice = name.removeprefix("no-")
@@ -116,6 +118,22 @@ def refuse(words: Iterable[str], program: str, taken: Mapping[str, str] | None =
             )
         if name in (taken or {}):
             raise RunnerError(what, f"--{name} comes from {(taken or {})[name]}", "change that setting instead")
+
+
+_SIGNAL = re.compile(r"(?:[BR]{1,2}:)?(?:SIG)?([A-Z0-9]+)(?:@(\d+))?", re.IGNORECASE)
+_SIGNAL_NAMES = {"10": "USR1", "15": "TERM", "12": "USR2"}
+
+
+def _instead_of_signal(value: str) -> str:
+    """What to use instead of `--signal=VALUE`. Source of the format: sbatch(1)."""
+    found = _SIGNAL.fullmatch(value)
+    name = _SIGNAL_NAMES.get(found[1], found[1].upper()) if found else ""
+    seconds = f"--save-seconds {found[2]}" if found and found[2] else "--save-seconds 60"
+    if name == "USR2":  # sent in any case
+        return f"use {seconds}: every program that handles USR2 gets it"
+    if name in ("TERM", "USR1"):
+        return f"use --save-signal {name} {seconds}, or save_signal and save_seconds in a job file"
+    return f"use --save-signal TERM or USR1, and {seconds}; a program can handle no other signal than these and USR2"
 
 
 def refuse_of_site(words: Iterable[str], refused: Mapping[str, str], site: str) -> None:

@@ -127,6 +127,8 @@ def _inside(job: Job, site: Site) -> list[tuple[str, str]]:
         "RUNNER_HANG_SECONDS": str(job.hang_seconds),
         "RUNNER_WORKDIR": "yes" if job.environment.workdir or job.program_in_image else "",
     }
+    if job.save_signal:  # otherwise, payload/save.sh takes those of the trainer that the log shows
+        ours["RUNNER_SAVE_SIGNAL"] = " ".join(job.save_signal)
     if job.keeps_nodes:  # place_ranks sets them for each attempt
         ours = {name: value for name, value in ours.items() if name not in ("RUNNER_NODES", "RUNNER_WORLD_SIZE")}
     if site.network_gbps:

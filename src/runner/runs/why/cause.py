@@ -51,6 +51,10 @@ class Cause:
     yields: tuple[str, ...] = ()
     """codes that explain this one: if the log or the exit code indicates one of them, that one is the cause; `*`: it
     wraps another error, and any cause in the next lines explains it"""
+    restart: str = ""
+    """`stop`: the same error comes again after a restart (payload/stops.awk)"""
+    node: str = ""
+    """for a cause with `restart`: the POSIX extended regular expression by which the batch script recognizes it"""
     message: str = ""
     """a real message, as its program printed it"""
     near_miss: str = ""
@@ -120,3 +124,43 @@ def by_state(state: str) -> Cause | None:
 def cause_of(line: str, frames: Callable[[], str] = str) -> Cause | None:
     """The first cause that matches a log line; causes are tried before symptoms and summaries. None if none matches."""
     return next((cause for kinds in _IN_ORDER for cause in of_kind(*kinds) if cause.fits(line, frames)), None)
+
+
+_STOPS = """\
+# Made by `python -m bench.docs --write-reference` from runs/why/causes. Do not edit.
+# Finds, at the end of the logs of a failed task, an error that comes again after each restart. Prints the code of the
+# cause and the line, or nothing. `code` is the exit code of the task. A line with only the character 1 ends each log.
+# An error does not count if another exception or 100 more lines follow it in the same log: the program has handled it.
+$0 == "\\001" { end_of_log(); next }
+{ number++ }
+"""
+_STOPS_END = """\
+/ChildFailedError|SignalException|DistBackendError|DistNetworkError/ { next } # they follow an error of another process
+/(^|[^A-Za-z])[A-Za-z_]*(Error|Exception): / { cause = "" }
+END {
+    end_of_log()
+    if (!told && (code in codes)) print codes[code], "exit code " code
+}
+function found(name) {
+    cause = name
+    line = substr($0, RSTART, 300)
+    at = number
+}
+function end_of_log() {
+    if (cause && !told && number - at <= 100) {
+        print cause, line
+        told = 1
+    }
+    cause = ""
+}
+"""
+
+
+def stops() -> str:
+    """The text of payload/stops.awk: what a batch script must know to stop a run whose restart cannot help."""
+    chosen = sorted((cause for cause in all_causes() if cause.restart == "stop"), key=lambda cause: cause.code)
+    codes = "; ".join(
+        f'codes[{code}] = "{cause.code}"' for cause in chosen if cause.kind == EXIT for code in cause.find
+    )
+    rules = (f'match($0, /{cause.node}/) {{ found("{cause.code}"); next }}\n' for cause in chosen if cause.node)
+    return f"{_STOPS}BEGIN {{ {codes} }}\n{''.join(rules)}{_STOPS_END}"
