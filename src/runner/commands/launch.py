@@ -286,7 +286,8 @@ def estimate(job: Job) -> Estimate | None:
     """The estimated cost of the job; None if it has no GPUs or no known time limit."""
     if not job.gpus or not job.resources.time_minutes:
         return None
-    attempt = job.nodes_held * job.resources.gpus_per_node * job.resources.time_minutes / 60
+    gpus = job.nodes_held * job.resources.gpus_per_node + job.other_gpus
+    attempt = gpus * job.resources.time_minutes / 60
     most = attempt * (1 + job.restart.time_limit if job.restart else 1)
     if job.restart and job.restart.gpu_hours:
         most = max(attempt, min(most, job.restart.gpu_hours))
