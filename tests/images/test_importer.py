@@ -293,6 +293,12 @@ def test_an_unknown_key_is_refused_with_a_suggestion(cluster: Cluster) -> None:
     assert "'folders'" in caught.value.fix
 
 
+def test_a_limit_is_not_negative(cluster: Cluster) -> None:
+    cluster.configure("limit_gb = -5")
+    with pytest.raises(RunnerError, match=r"importer\.toml:1: limit_gb is -5"):
+        cluster.get()
+
+
 def test_a_user_does_not_name_shared_folders(cluster: Cluster) -> None:
     cluster.configure("shared = ['/x']")
     with pytest.raises(RunnerError, match="unknown key 'shared'"):

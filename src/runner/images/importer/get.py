@@ -59,6 +59,9 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
             if "registries" in found:
                 found["registries"] = (*settings.registries, found["registries"])
             settings = replace(settings, **found)
+            if settings.limit_gb < 0:
+                why = f"limit_gb is {settings.limit_gb}, and a limit cannot be negative"
+                raise RunnerError(f"{document.place('limit_gb')}: {why}", "0 means no limit", "correct the number")
     return settings
 
 
