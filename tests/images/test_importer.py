@@ -484,6 +484,7 @@ def test_a_full_folder_is_not_tried_by_each_waiting_process(cluster: Cluster, mo
     """The first import goes to the next folder. The others wait for it there, also those that waited here."""
     whole, tried = importer_module.import_image, []
     begun, last = threading.Event(), threading.Event()
+    monkeypatch.setattr(store_module, "_MORE_BYTES", 1 << 60)
 
     def import_image(request: object, report: object) -> object:
         tried.append(request.images)  # type: ignore[attr-defined]

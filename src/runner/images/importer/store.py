@@ -23,7 +23,8 @@ _DEAD_SECONDS = 10.0  # without a touch, by the clock of the process that waits
 _RECENT_SECONDS = 3600  # a `get` outside Slurm writes no lease
 _YOUNG_SECONDS = 600  # a lease counts so long even if squeue does not list its job
 _LEASE_SECONDS = 7 * 86400  # the same for jobs that squeue cannot know
-_FULL_SECONDS = 600  # how long a folder that was too full for an image is not tried again for it
+_FULL_SECONDS = 120  # how long a folder that was too full for an image is not tried again, if it has no more space
+_MORE_BYTES = 64 << 20  # other files come and go meanwhile
 _LEAST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 1.0  # between two looks at another process's import
 
 # errors that another folder may not have
@@ -102,10 +103,13 @@ class Store:
 
     def _make(self, name: str, make: Callable[[], object], claim: "_Claim") -> None:
         """Make the file, with the claim held."""
-        target, full = self.folder / name, self.folder / f".{name}.full"
+        target, full, known, free = self.folder / name, self.folder / f".{name}.full", False, 0
         try:
-            if time.time() - (files.modified(full) or 0.0) < _FULL_SECONDS:
-                error = OSError(errno.ENOSPC, "it was too full for this image a few minutes ago")
+            room = os.statvfs(self.folder)
+            free = room.f_bavail * room.f_frsize
+            known = time.time() - (files.modified(full) or 0.0) < _FULL_SECONDS
+            if known and free <= int(files.text_of(full) or 0) + _MORE_BYTES:
+                error = OSError(errno.ENOSPC, "it was too full for this image a short time ago")
                 raise RunnerError(f"cannot write {target}", str(error.strerror), "free some space there") from error
             for part in (sidecar(target), index_path(target)):  # one that is damaged would end each import
                 part.unlink(missing_ok=True)
@@ -116,9 +120,9 @@ class Store:
         except RunnerError as error:
             if not claim.is_ours():
                 return  # another process took over, because this one was too slow: use the other one's file
-            if self.is_fault(error) and getattr(error.__cause__, "errno", None) in _FULL and not full.exists():
+            if self.is_fault(error) and getattr(error.__cause__, "errno", None) in _FULL and not known:
                 with suppress(OSError):
-                    full.touch()
+                    full.write_text(str(free))  # what was not enough
             raise
 
     def collect(self, limit_bytes: int, keep: set[str]) -> Iterator[Path]:
