@@ -254,6 +254,37 @@ def test_a_site_whose_plugin_srun_lacks_is_wrong(tmp_path, monkeypatch):
         slurm_plugins.cache_clear()
 
 
+@pytest.mark.parametrize(
+    ("line", "tracking", "verdict"),
+    [
+        ("required /x/spank_pyxis.so use_squashfuse=1", "proctrack/linuxproc", "wrong"),
+        ("required /x/spank_pyxis.so importer=/y use_squashfuse=1", "proctrack/cgroup", "ok"),
+        ("required /x/spank_pyxis.so importer=/y", "proctrack/linuxproc", "ok"),
+        ("# required /x/spank_pyxis.so use_squashfuse=1", "proctrack/linuxproc", "ok"),
+    ],
+)
+def test_squashfuse_of_pyxis_needs_slurms_cgroups(tmp_path, monkeypatch, line, tracking, verdict):
+    """Else scancel --signal ends the mount too: the program that wants to save gets errors for its own files."""
+    from runner.detection import slurm_plugins
+
+    folder = tmp_path / "plugstack.conf.d"
+    folder.mkdir()
+    (tmp_path / "plugstack.conf").write_text(f"include {folder}/*.conf\n")
+    (tmp_path / "slurm.conf").touch()
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    (folder / "pyxis.conf").write_text(f"{line}\n")
+    for name, text in (("srun", "  --container-image=IMAGE"), ("scontrol", f"ProctrackType           = {tracking}")):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho '{text}'\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    slurm_plugins.cache_clear()
+    try:
+        found = machine.plugins(load_site("generic-pyxis", {"HOME": "/h"}))
+    finally:
+        slurm_plugins.cache_clear()
+    assert found.verdict == verdict and ("ProctrackType=proctrack/cgroup" in found.fix) == (verdict == "wrong")
+
+
 def test_a_real_cluster_is_seen_with_its_version_and_plugins(slurm: SlurmLab, tmp_path):
     """The lab's Slurm, asked by a process that belongs to it."""
     words = (sys.executable, "-m", "runner", "doctor", "--json", "--site", "generic-slurm")

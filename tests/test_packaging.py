@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -28,7 +29,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in filter(None, listed.split("\0")):
         if (ROOT / name).is_file():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_bytes((ROOT / name).read_bytes())
+            shutil.copy(ROOT / name, source / name)
     pip = (sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation")
     run(*pip, "-w", source / "dist", source, cwd=source)
     (made,) = (source / "dist").glob("runner_hpc-*.whl")
@@ -62,6 +63,8 @@ def test_an_installed_runner_works_outside_of_the_checkout(kind: str, wheel: Pat
     env = {"PATH": f"{bin_folder}:{os.environ['PATH']}", "HOME": str(tmp_path)}
     assert run("runner", "--version", cwd=work, env=env).startswith("runner 0.")
     assert "environments:" in run("runner", "--help", cwd=work, env=env)
+    # pyxis starts it with the variables of the job
+    assert "usage: " in run("runner-importer", "--help", cwd=work, env=env | {"PYTHONHOME": "/x", "PYTHONPATH": "/x"})
     script = run(
         "runner", "launch", "--dry-run", "--site", "local", "--env", "cpu", "--script", "sft", cwd=work, env=env
     )

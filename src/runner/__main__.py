@@ -6,11 +6,6 @@ import gc
 import sys
 
 
-def importer() -> int:
-    """`runner-importer`: the program that pyxis calls, which is the verb `runner importer`."""
-    return main("importer")
-
-
 def main(*verb: str) -> int:
     """Run the command line of this process, and return its exit code."""
     # Without these two lines, a short command spends a tenth of its time in the garbage collector: while modules are

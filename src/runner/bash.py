@@ -78,6 +78,12 @@ def here_documents(text: str) -> tuple[HereDocument, ...]:
     return tuple(reader.here_documents)
 
 
+def here_document_lines(text: str) -> frozenset[int]:
+    """The numbers of the lines inside here-documents, with the lines of their marks."""
+    ranges = (range(each.line, each.line + each.body.count("\n") + 1) for each in here_documents(text))
+    return frozenset(number for lines in ranges for number in lines)
+
+
 class _Reader:
     def __init__(self, text: str) -> None:
         self.text = text
@@ -119,6 +125,11 @@ class _Reader:
                 raw, ended = self.text[start : self.position], found[0]
                 self.position = found.end()
                 break
+            elif rest[:2] == "((" and not words:  # arithmetic, in which << is no here-document
+                begun = self.position
+                self.position -= 1
+                self._nested("(")
+                words.append(Word("((", self.text[begun : self.position], computed=True))
             elif rest[0] in "()":
                 self.position += 1
                 # neither `name()` nor the `)` after a pattern of `case` opens or closes anything

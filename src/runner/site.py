@@ -78,6 +78,9 @@ class Site:
     nccl_network: str | None = None
     """the network that NCCL must report between nodes (`Using network …`); with any other, NCCL has fallen back to
     TCP"""
+    netstack_source: str | None = None
+    """where the network hooks of the Container Engine take their libraries from, unless an EDF says so: `host` or
+    `artifact`"""
     allreduce_within: int | None = None
     """the minimum bus bandwidth, in GB/s, of an all-reduce over the GPUs of a node"""
     allreduce_across: int | None = None

@@ -32,6 +32,7 @@ _WORDS = {
     "scheduler": ("slurm", LOCAL),
     "gpu_request": ("gpus-per-node", "gres", "none"),
     "restart_by": ("requeue", "submit", "chain"),
+    "netstack_source": ("host", "artifact"),
 }
 
 

@@ -113,20 +113,11 @@ def test_pyxis_and_enroot_see_the_same_files_in_an_image_with_a_trace(
         assert plain == hot and "  /bin/busybox\n" in hot
 
 
-IMPORTER = f"""#!{sys.executable}
-import sys
-from runner.__main__ import importer
-sys.exit(importer())
-"""
-
-
 @pytest.fixture(scope="module", params=["", "use_squashfuse=1"], ids=["unpacked", "mounted"])
-def importer_slurm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
+def importer_slurm(request: pytest.FixtureRequest) -> Iterator[SlurmLab]:
     """One node whose pyxis gets its images from `runner-importer`."""
     need("pyxis", "enroot", "squashfuse")
-    program = tmp_path_factory.mktemp("bin") / "runner-importer"
-    program.write_text(IMPORTER)
-    program.chmod(0o755)
+    program = Path(sys.executable).parent / "runner-importer"
     with SlurmLab(nodes=1, plugins=(f"{real_pyxis()} importer={program} {request.param}",)) as lab:
         yield lab
 
@@ -134,11 +125,14 @@ def importer_slurm(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
 def test_pyxis_gets_its_images_from_the_importer(
     importer_slurm: SlurmLab, registry: Registry, podman: Podman, busybox_image: str, tmp_path: Path
 ) -> None:
-    """The second step finds the file. While a step runs from the file, its lease is there."""
+    """The second step finds the file. While a step runs from the file, its lease is there. The variables that a user
+    sets for the program in the container do not reach the importer's Python."""
     podman.run("push", "--quiet", busybox_image, f"{registry.address}/box:1")
     store = tmp_path / ".cache/runner/images"
     leases = f"ls {store}/leases | wc -l"
-    srun = ("env", f"HOME={tmp_path}", "srun", f"--container-image={registry.address}#box:1")
+    (tmp_path / "json.py").write_text("raise SystemExit('the module of the user')")
+    python = (f"PYTHONPATH={tmp_path}", "PYTHONHOME=/opt/conda")
+    srun = ("env", f"HOME={tmp_path}", *python, "srun", f"--container-image={registry.address}#box:1")
     mounted = f"--container-mounts={tmp_path}"
     shown = []
     for _ in range(2):

@@ -53,6 +53,90 @@ SCRIPTS = [
         f"cat > t.sh <<'EOF'\n{TORCHRUN} --node-rank=$SLURM_NODEID x.py\nEOF\nsrun bash t.sh\n",
         line=4,
     ),
+    error(
+        "node-rank-too-early",
+        'L="accelerate launch --num_machines 2 --machine_rank $SLURM_PROCID x.py"\nsrun bash -c "$L"\n',
+        'L="accelerate launch --num_machines 2 --machine_rank \\$SLURM_PROCID x.py"\nsrun bash -c "$L"\n',
+    ),
+    error(
+        "node-rank-too-early",
+        "srun accelerate launch --num_machines=2 --machine-rank=${SLURM_NODEID} x.py\n",
+        "srun bash -c 'accelerate launch --num_machines=2 --machine-rank=${SLURM_NODEID} x.py'\n",
+    ),
+    error(
+        "node-rank-too-early",
+        f"sbatch <<EOF\n#!/bin/bash\n#SBATCH -N2\nsrun bash -c '{TORCHRUN} --node_rank=$SLURM_NODEID x.py'\nEOF\n",
+        f"sbatch <<EOF\n#!/bin/bash\n#SBATCH -N2\nsrun bash -c '{TORCHRUN} --node_rank=\\$SLURM_NODEID x.py'\nEOF\n",
+        line=6,
+    ),
+    error(
+        "node-rank-too-early",
+        f"sbatch <<'EOF'\n#!/bin/bash\n#SBATCH -N2\nsrun {TORCHRUN} --node_rank=$SLURM_NODEID x.py\nEOF\n",
+        f"sbatch <<'EOF'\n#!/bin/bash\n#SBATCH -N2\nsrun bash -c '{TORCHRUN} --node_rank=$SLURM_NODEID x.py'\nEOF\n",
+        line=6,
+    ),
+    error(
+        "sbatch-late",
+        "cat > x.sh <<EOF\n#SBATCH -N1\ntrue\n#SBATCH -t 1\nEOF\n",
+        "cat > x.sh <<EOF\n#SBATCH -N1\n#SBATCH -t 1\ntrue\nEOF\n",
+        line=6,
+    ),
+    Case(
+        "environment-missing",
+        "srun --environment=nowhere true\n",
+        "srun --environment=plain true\n",
+        severity="note",
+        line=3,
+        setting={"here": False},
+    ),
+    advice(
+        "sbatch-container",
+        "#SBATCH --container-image=/x.sqsh\nsrun python x.py\n",
+        "#SBATCH --container-image=/x.sqsh\npython x.py\n",
+        engine="pyxis",
+    ),
+    advice(
+        "nnodes-missing",
+        "srun torchrun --nproc_per_node 4 --rdzv_backend c10d --rdzv_endpoint $head:$port x.py\n",
+        "srun torchrun --nproc_per_node 4 --nnodes 2 --rdzv_backend c10d --rdzv_endpoint $head:$port x.py\n",
+    ),
+    advice(
+        "nnodes-missing",
+        'L="python -m torch.distributed.run --nproc_per_node 4"\nsrun bash -c "$L x.py"\n',
+        'L="python -m torch.distributed.run --nproc_per_node 4"\nsrun -N1 bash -c "$L x.py"\n',
+        line=4,
+    ),
+    advice("nnodes-missing", "srun accelerate launch x.py\n", "srun accelerate launch --config_file a.yaml x.py\n"),
+    advice(
+        "torchrun-per-task",
+        f"#SBATCH --ntasks-per-node=4\nsrun {TORCHRUN} x.py\n",
+        f"#SBATCH --ntasks-per-node=4\nsrun --ntasks-per-node=1 {TORCHRUN} x.py\n",
+        line=4,
+    ),
+    advice("torchrun-per-task", f"srun -n 8 {TORCHRUN} x.py\n", f"srun -n 2 {TORCHRUN} x.py\n"),
+    advice(
+        "export-without-all",
+        "#SBATCH --export=NONE\nexport A=1\nsrun true\n",
+        "#SBATCH --export=NONE\nexport A=1\nsrun --export=ALL true\n",
+        line=5,
+    ),
+    advice(
+        "export-without-all",
+        "#SBATCH --export=HOME,USER\nmodule load cuda\nsrun true\n",
+        "#SBATCH --export=ALL,A=1\nmodule load cuda\nsrun true\n",
+        line=5,
+    ),
+    advice("export-without-all", "srun --export=A=1,B=2 true\n", "srun --export=ALL,A=1,B=2 true\n"),
+    advice(
+        "signal-ends-torchrun",
+        f"#SBATCH --signal=USR1@90\nsrun {TORCHRUN} x.py\n",
+        f"#SBATCH --signal=B:USR1@90\nsrun {TORCHRUN} x.py\n",
+    ),
+    advice(
+        "signal-ends-torchrun",
+        f"#SBATCH --signal=SIGUSR2@90\nsrun {TORCHRUN} x.py\n",
+        f"#SBATCH --signal=TERM@90\nsrun {TORCHRUN} x.py\n",
+    ),
     advice(
         "rank-remap-torchrun",
         f"srun --environment=./{REMAP} {TORCHRUN} x.py\n",
@@ -78,8 +162,15 @@ SCRIPTS = [
         engine="pyxis",
         setting={"enroot": (3, 5, 0)},
     ),
-    advice("gpus-per-task", "#SBATCH --gpus-per-task=1\n", "#SBATCH --gpus-per-node=4\n"),
-    advice("gpus-per-task", "srun --gpus-per-task 1 true\n", "srun --gpus-per-task 1 --gpu-bind=none true\n"),
+    advice("gpus-per-task", "#SBATCH --gpus-per-task=1 -n 8\n", "#SBATCH --gpus-per-node=4 -n 8\n"),
+    advice("gpus-per-task", "#SBATCH --gpus-per-task=1 --gpus=8\n", "#SBATCH --gpus-per-task=4 --gpus=8\n"),
+    advice("gpus-per-task", "srun -n 8 --gpus-per-task 1 true\n", "srun -n 8 --gpus-per-task 1 --gpu-bind=none true\n"),
+    advice(
+        "gpus-per-task",
+        "#SBATCH --ntasks-per-node=4 --gpus-per-task=1\n",
+        "#SBATCH --ntasks-per-node=1 --gpus-per-task=4\n",
+    ),
+    advice("gpus-per-task", "srun -n 8 --gpus-per-task=1 true\n", "srun -n 2 --gpus-per-task=4 true\n"),
     advice("cpus-not-inherited", "#SBATCH -c 8\nsrun true\n", "#SBATCH -c 8\nsrun -c 8 true\n", line=4),
     advice(
         "cpus-not-inherited",
@@ -103,3 +194,28 @@ SCRIPTS = [
         "srun --environment=plain bash -c 'python x.py'\n",
     ),
 ]
+
+# scripts that break no rule, though they look like it
+HARMLESS = {
+    "one process for each torchrun": "#SBATCH --ntasks-per-node=4\nsrun torchrun --nnodes=8 --nproc-per-node=1 x.py\n",
+    "tasks that only the job knows": "srun -n $N torchrun --nnodes=2 --nproc-per-node=4 x.py\n",
+    "a task for each node": f"#SBATCH --ntasks-per-node=4\nsrun -n $SLURM_NNODES {TORCHRUN} x.py\n",
+    "nodes in a variable of the environment": "export PET_NNODES=2\nsrun torchrun x.py\n",
+    "nodes in another variable": 'ARGS=(--nnodes 2)\nsrun torchrun "${ARGS[@]}" x.py\n',
+    "independent nodes": "srun torchrun --standalone --nproc-per-node=4 x.py\n",
+    "a step on one node": 'OPTIONS="--nodes=1 --ntasks=1"\nsrun $OPTIONS torchrun --nproc-per-node=4 x.py\n',
+    "options that only the job knows": "srun $OPTIONS torchrun --nproc-per-node=4 x.py\n",
+    "an option of the program": "#SBATCH --ntasks-per-node=1 --gpus-per-task=4\nsrun python x.py -n 8\n",
+    "nothing to lose": "#SBATCH --export=NONE\nsrun python x.py\n",
+    "the exports are set again": "#SBATCH --export=NONE\nexport SLURM_EXPORT_ENV=ALL\nexport A=1\nsrun true\n",
+    "no variables on purpose": "export A=1\nsrun --export=NONE true\n",
+    "a signal for the program": "#SBATCH --signal=USR1@90\nsrun python x.py\n",
+    "a signal that torchrun handles": (
+        f"#SBATCH --signal=USR1@90\nexport TORCHELASTIC_SIGNALS_TO_HANDLE=SIGTERM,SIGUSR1\nsrun {TORCHRUN} x.py\n"
+    ),
+    "a job with values from a loop": (
+        "for N in 1 2; do\nsbatch <<EOF\n#!/bin/bash\n#SBATCH --nodes=${N} --output=$PWD/%j.log\n"
+        'cd "\\${SCRATCH}"\nsrun python x.py\nEOF\ndone\n'
+    ),
+    "arithmetic": "(( x = 1 << y ))\nsrun python x.py\n",
+}

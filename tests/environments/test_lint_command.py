@@ -113,7 +113,8 @@ com.hooks.aws_ofi_nccl.enabled = true
 com.hooks.aws_ofi_nccl.variant = "cuda13"
 """)
     done = check(project, "all", "--fix", "--enroot", "3.5.0")
-    assert (done.returncode, done.stdout.count("[")) == (0, 1) and "[stale-tuning]" in done.stdout
+    assert (done.returncode, done.stdout.count("[")) == (0, 2) and "[stale-tuning]" in done.stdout
+    assert "[hook-variant-ignored]" in done.stdout, "the site's default makes the variant harmless"
     assert (
         (project / "edf/all.toml").read_text()
         == """\
@@ -126,7 +127,7 @@ A = "1"  # one
 NCCL_PROTO = "^LL128"
 [annotations]
 com.hooks.aws_ofi_nccl.enabled = "true"
-com.hooks.aws_ofi_nccl.variant = "cuda12"
+com.hooks.aws_ofi_nccl.variant = "cuda13"
 """
     )
     assert "edf/all.toml: fixed" in done.stderr

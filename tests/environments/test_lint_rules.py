@@ -8,11 +8,12 @@ import pytest
 from runner.environments.lint.check import Linter
 from runner.environments.lint.codes import CODES, SEVERITIES
 from runner.environments.lint.finding import Setting
+from runner.environments.lint.problems import PROBLEMS
 from runner.images.squashfs_file import Squashfs, as_json, sidecar
 from runner.project import Project
 from runner.site_files import load_site
 from tests.environments.lint_cases import CASES
-from tests.environments.lint_scripts import SCRIPTS
+from tests.environments.lint_scripts import HARMLESS, SCRIPTS
 
 LOGIN = "machine {} login me password x\n"
 
@@ -97,6 +98,34 @@ def test_a_rule_about_scripts_finds_its_mutant_and_leaves_the_mended_twin(place,
     check = linter({}, case.engine, case.site, case.setting)
     assert seen(check, written(place, head + case.broken, "job.sh")) == [(case.code, case.severity, case.line)]
     assert seen(check, written(place, head + case.fixed, "job.sh")) == []
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_scripts_that_only_look_wrong_have_no_findings(place, linter, name):
+    assert seen(linter(), written(place, f"#!/bin/bash\n#SBATCH --nodes=2\n{HARMLESS[name]}", "job.sh")) == []
+
+
+def test_a_script_that_only_submits_others_needs_no_account(place, linter):
+    """The scripts that it submits need one; a script without directives that each task runs has no rank too early."""
+    check = linter(site={"account_required": True})
+    job = "#!/bin/bash\n#SBATCH --nodes=2{}\ntrue\n"
+    for text in (f"sbatch <<EOF\n{job.format(' -A a')}EOF\n", "sbatch -A a train.sh\n"):
+        assert seen(check, written(place, f"#!/bin/bash\n{text}", "job.sh")) == []
+    missing = written(place, f"#!/bin/bash\nsbatch <<EOF\n{job.format('')}EOF\n", "job.sh")
+    assert seen(check, missing) == [("account-missing", "warning", 4)]
+    assert seen(check, written(place, "#!/bin/bash\ntorchrun --node-rank=$SLURM_NODEID x.py\n", "job.sh")) == []
+
+
+def test_off_the_site_no_environment_is_missing(place, linter):
+    """Those of ~/.edf on the cluster, and their base environments."""
+    check = linter(setting={"here": False})
+    script = written(place, "#!/bin/bash\nsrun --environment=/users/me/.edf/x.toml true\n", "job.sh")
+    assert seen(check, script) == [("environment-missing", "note", 2)]
+    assert seen(check, written(place, 'base_environment = "nowhere"\n')) == [("base-missing", "note", 2)]
+
+
+def test_every_known_problem_has_a_code_and_a_source():
+    assert all(name in CODES and row.source.startswith("https://") and row.date for name, row in PROBLEMS.items())
 
 
 def test_every_code_has_its_mutant_in_each_of_its_severities():

@@ -13,6 +13,12 @@ from hypothesis import strategies as st
 
 from runner.errors import RunnerError
 from runner.images.importer.enroot_files import environment, fstab, metadata_files, multiline_variables, rc
+from runner.images.importer.importer import import_image
+from runner.images.importer.plan import ImportOptions, ImportRequest
+from runner.machine.report import Quiet
+from runner.project import find_project
+from tests.conftest import need
+from tests.images.handmade import file, folder, hard_link, layout, symlink, tar
 
 SHELLS = [shell for shell in (("dash",), ("busybox", "sh"), ("bash", "--posix")) if shutil.which(shell[0])]
 HOSTILE = (
@@ -110,3 +116,57 @@ def test_a_volume_that_leads_out_of_the_image_is_refused(volume: str) -> None:
     with pytest.raises(RunnerError, match="with its volume"):
         fstab({"/fine": {}, volume: {}})
     assert fstab({"/a..b/...": {}})
+
+
+LINKED = {
+    "relative": [folder("nix"), folder("nix/etc"), file("nix/etc/passwd", b"root\n"), symlink("etc", "nix/etc")],
+    "absolute, the folder in a lower layer": [symlink("etc", "/nix/etc")],
+    "over another link": [symlink("etc", "link"), symlink("link", "../../nix/./etc")],
+    "to nothing": [symlink("etc", "nix/../nix/etc")],
+}
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_the_files_lie_behind_a_link_to_a_folder(name: str, tmp_path: Path) -> None:
+    """The content of the folder stays visible: passwd, certificates, ld.so.cache."""
+    below = [folder("nix"), folder("nix/etc"), file("nix/etc/passwd", b"root\n"), file("nix/etc/rc", b"old\n")]
+    layers = [tar([] if name == "to nothing" else below), tar(LINKED[name])]
+    tree = imported(layout(tmp_path / "image", layers), tmp_path)
+    assert (tree / "etc").is_symlink()
+    files = {path.name for path in (tree / "nix/etc").iterdir()}
+    assert files - {"passwd"} == {"environment", "fstab", "rc", "rc.local"}
+    assert name == "to nothing" or (tree / "nix/etc/passwd").read_bytes() == b"root\n"
+    assert (tree / "nix/etc/rc").read_text().startswith("#!/bin/sh")
+
+
+@pytest.mark.parametrize(
+    "members",
+    [[symlink("etc", "etc")], [file("etc")], [folder("etc"), folder("etc/rc"), file("etc/rc/x")], []],
+    ids=["circle", "file", "a folder of the same name", "nothing"],
+)
+def test_the_files_have_a_folder_whatever_the_image_has_there(members: list[Any], tmp_path: Path) -> None:
+    tree = imported(layout(tmp_path / "image", [tar([*members, file("x")])]), tmp_path)
+    assert (tree / "etc/rc").is_file() and not (tree / "etc").is_symlink()
+
+
+def test_the_images_own_files_of_these_names_give_way(tmp_path: Path) -> None:
+    """Also if another name of the same file stays."""
+    members = [
+        folder("etc"),
+        file("etc/fstab", b"old\n"),
+        hard_link("copy", "etc/fstab"),
+        file("etc/passwd", b"root\n"),
+    ]
+    tree = imported(layout(tmp_path / "image", [tar(members)]), tmp_path)
+    assert (tree / "copy").read_bytes() == b"old\n" and (tree / "etc/fstab").read_bytes() == b""
+    assert (tree / "etc/passwd").read_bytes() == b"root\n"
+
+
+def imported(image: Path, work: Path) -> Path:
+    """The unpacked squashfs of an image."""
+    need("unsquashfs")
+    options = ImportOptions(output=work / "image.sqsh", again=True)
+    import_image(ImportRequest(f"oci:{image}", work, find_project(work), {}, options), Quiet())
+    tree = work / "tree"
+    subprocess.run(("unsquashfs", "-q", "-n", "-d", tree, work / "image.sqsh"), check=True, capture_output=True)
+    return tree

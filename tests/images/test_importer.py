@@ -5,8 +5,11 @@ from __future__ import annotations
 import errno
 import io
 import os
+import pwd
 import random
+import re
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -15,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +29,23 @@ from runner.images.importer import get as get_module
 from runner.images.importer import importer as importer_module
 from runner.images.importer import store as store_module
 from runner.images.importer.get import Getter, read_settings
+from runner.images.importer.plan import ImportOptions, ImportRequest
 from runner.images.importer.store import Store
 from runner.images.squashfs_file import is_whole, sidecar
 from runner.machine import files, sessions
 from runner.machine.report import Quiet
+from runner.project import find_project
 from tests.conftest import need
 from tests.images.handmade import MANIFEST_TYPE, digest_of, file, make_config, make_manifest, tar
 from tests.images.sources.hostile import Hostile, Request
 from tests.images.test_import_shared import as_user
 from tests.lab import parts
+from tests.lab.ports import free_ports
 from tests.lab.slurm import SlurmLab
 from tests.waiting import until
 
 TAG = "/v2/team/app/manifests/1"
-PROGRAM = (sys.executable, "-c", "import sys; from runner.__main__ import importer; sys.exit(importer())")
+PROGRAM = str(Path(sys.executable).parent / "runner-importer")
 
 
 class Shelf:
@@ -101,10 +108,10 @@ class Cluster:
     def get(self, **environ: str) -> Path:
         return self.getter(**environ).get(self.image)
 
-    def start(self, *words: str) -> subprocess.Popen[str]:
+    def start(self, *words: str, **environ: str) -> subprocess.Popen[str]:
         """The program itself, in its own process."""
         pipe = subprocess.PIPE
-        return subprocess.Popen((*PROGRAM, *words), env=self.environ, stdout=pipe, stderr=pipe, text=True)
+        return subprocess.Popen((PROGRAM, *words), env=self.environ | environ, stdout=pipe, stderr=pipe, text=True)
 
     def said(self, words: str) -> bool:
         return any(words in line for line in self.report.lines)
@@ -146,7 +153,7 @@ def test_the_answer_is_one_path_on_stdout(cluster: Cluster) -> None:
     out, err = got.communicate(timeout=120)
     path = Path(out.removesuffix("\n"))
     assert got.returncode == 0 and path.parent == cluster.store and is_whole(path)
-    assert "packing" in err and path.name.startswith("team+app+1-") and not cluster.left_behind()
+    assert "packing" in err and re.fullmatch(r"[0-9a-f]{32}\.sqsh", path.name) and not cluster.left_behind()
     assert cluster.store.stat().st_mode & 0o777 == 0o700
 
 
@@ -248,6 +255,29 @@ def test_folders_are_safe_whatever_the_umask(cluster: Cluster) -> None:
     assert paths == {str(next((cluster.folder / "new/store").glob("*.sqsh")))}
 
 
+@pytest.mark.parametrize(
+    "variables",
+    [{"PYTHONHOME": "/opt/conda"}, {"PYTHONPATH": "{folder}"}, {"LD_LIBRARY_PATH": "{folder}"}],
+    ids=lambda variables: next(iter(variables)),
+)
+def test_the_variables_of_the_job_do_not_reach_the_importers_python(
+    cluster: Cluster, variables: dict[str, str]
+) -> None:
+    """Users set them for the program in their container."""
+    for name in ("runner.py", "json.py", "typing.py", "libz.so.1", "libexpat.so.1", "libpython3.so"):
+        (cluster.folder / name).write_text("raise SystemExit('a module of the user')")
+    environ = {name: value.format(folder=cluster.folder) for name, value in variables.items()}
+    paths, _ = check([cluster.start("get", cluster.image, **environ)])
+    assert paths and cluster.start("release", **environ).wait(60) == 0
+
+
+def test_the_importer_starts_through_a_link(cluster: Cluster) -> None:
+    link = cluster.folder / "link"
+    link.symlink_to(PROGRAM)
+    shown = subprocess.run((link, "--help"), capture_output=True, text=True, env={"PATH": ""}, check=True)
+    assert "usage: runner" in shown.stdout
+
+
 def test_wrong_words_show_the_usage(cluster: Cluster) -> None:
     got = cluster.start("get")
     assert "runner-importer get IMAGE | release" in got.communicate(timeout=60)[1] and got.returncode == 2
@@ -261,6 +291,12 @@ def test_an_unknown_key_is_refused_with_a_suggestion(cluster: Cluster) -> None:
     with pytest.raises(RunnerError, match=r"importer\.toml:2: unknown key 'folder'") as caught:
         cluster.get()
     assert "'folders'" in caught.value.fix
+
+
+def test_a_limit_is_not_negative(cluster: Cluster) -> None:
+    cluster.configure("limit_gb = -5")
+    with pytest.raises(RunnerError, match=r"importer\.toml:1: limit_gb is -5"):
+        cluster.get()
 
 
 def test_a_user_does_not_name_shared_folders(cluster: Cluster) -> None:
@@ -294,6 +330,36 @@ def test_a_folder_with_a_variable_that_is_not_set_is_left_out(cluster: Cluster) 
     assert cluster.get(SCRATCH=str(cluster.folder)).parent == cluster.folder / "images"
 
 
+@pytest.mark.parametrize("name", ["HOME", "USER", "LOGNAME"])
+def test_a_step_without_variables_has_those_of_the_password_database(cluster: Cluster, name: str) -> None:
+    """srun --export=NONE, srun --export=FOO=1."""
+    cluster.configure(f"folders = ['${{{name}}}/x']", "etc.toml")
+    user = pwd.getpwuid(os.geteuid())
+    for environ in ({}, {name: ""}):
+        getter = replace(cluster.getter(XDG_CONFIG_HOME=str(cluster.folder)), environ=environ)
+        assert getter._own_folders([]) == [Path("/", user.pw_dir if name == "HOME" else user.pw_name, "x")]
+
+
+def test_the_error_names_the_folders_that_are_left_out(cluster: Cluster) -> None:
+    cluster.configure("folders = ['${SCRATCH}/images', '/proc/images']")
+    with pytest.raises(RunnerError, match="no folder can take") as caught:
+        cluster.get()
+    assert "${SCRATCH}/images: SCRATCH is not set\n/proc/images: " in caught.value.why
+
+
+def test_the_error_says_how_to_make_a_folder_safe(cluster: Cluster) -> None:
+    """Homes whose files the user's group may write to: umask 002."""
+    cache = cluster.folder / ".cache"
+    cache.mkdir()
+    cache.chmod(0o775)
+    cluster.configure("")
+    with pytest.raises(RunnerError, match="no folder can take") as caught:
+        cluster.get()
+    assert f"its group may write to {cache} (to change that: chmod go-w {cache})" in caught.value.why
+    cache.chmod(0o755)
+    assert cluster.get().is_relative_to(cache)
+
+
 def test_another_compression_is_another_file(cluster: Cluster) -> None:
     first = cluster.get()
     cluster.configure(f"folders = ['{cluster.store}']\ncompression = 'zstd:1'")
@@ -312,6 +378,17 @@ def test_the_last_known_digest_serves_only_where_it_is_allowed(cluster: Cluster)
     assert cluster.get() == path and cluster.said("warning: ") and cluster.said("using the last known digest")
 
 
+def test_a_registry_that_is_silent_gets_a_few_seconds_if_a_digest_is_known(cluster: Cluster) -> None:
+    path = cluster.get()
+    cluster.configure(f"folders = ['{cluster.store}']\nlast_digest = true")
+    cluster.server.__exit__(None, None, None)
+    host, _, port = cluster.server.address.rpartition(":")
+    with socket.create_server((host, int(port))):  # it accepts connections, and never answers
+        begun = time.monotonic()
+        assert cluster.get() == path and cluster.said("using the last known digest")
+        assert time.monotonic() - begun < 30, "the usual patience is 4 minutes"
+
+
 def test_a_tag_that_is_gone_is_an_error_whatever_was_known(cluster: Cluster) -> None:
     cluster.configure(f"folders = ['{cluster.store}']\nlast_digest = true")
     cluster.get()
@@ -325,13 +402,137 @@ def test_a_mirror_is_asked_first_and_the_registry_if_it_fails(cluster: Cluster) 
     cluster.image = "docker://registry.invalid#app:1"
     cluster.configure(f"{name}'{cluster.server.address}/team'")
     path = cluster.get()
-    assert is_whole(path) and not cluster.said("warning") and path.name.startswith("app+1-")
+    assert is_whole(path) and not cluster.said("warning")
     cluster.image = f"docker://{cluster.server.address}#team/app:1"
     cluster.configure(name.replace("registry.invalid", cluster.server.address) + "'mirror.invalid'")
-    assert cluster.get().name == f"team+{path.name}" and cluster.said("mirror.invalid")
+    assert cluster.get() == path and cluster.said("mirror.invalid")
+
+
+def test_a_mirror_is_asked_first_for_a_digest_too(cluster: Cluster) -> None:
+    digest = digest_of(cluster.shelf.manifests["1"])
+    mirrors = f"folders = ['{cluster.store}']\n[mirrors]\n"
+    cluster.configure(f"{mirrors}'registry.invalid' = '{cluster.server.address}/team'")
+    for number, version in enumerate((f"@{digest}", f":1@{digest}"), 1):
+        cluster.image = f"docker://registry.invalid#app{version}"
+        path = cluster.get()
+        assert is_whole(path) and not cluster.said("warning") and cluster.imports() == number
+        path.unlink()
+    cluster.configure(f"{mirrors}'{cluster.server.address}' = 'mirror.invalid'")
+    cluster.image = f"docker://{cluster.server.address}#team/app@{digest}"
+    assert cluster.get() == path and cluster.said("mirror.invalid") and cluster.imports() == 3
+
+
+def test_one_digest_is_one_file_under_all_names(cluster: Cluster) -> None:
+    path = cluster.get()
+    cluster.shelf.manifests["same"] = cluster.shelf.manifests["1"]
+    for version in (":same", f"@{digest_of(cluster.shelf.manifests['1'])}"):
+        cluster.image = f"docker://{cluster.server.address}#team/app{version}"
+        assert cluster.get() == path
+    assert cluster.imports() == 1 and len(list(cluster.store.glob("*.sqsh"))) == 1
+
+
+def test_the_nodes_of_a_step_share_the_digest_of_the_first(cluster: Cluster) -> None:
+    """All get the same image, and the registry is not asked a thousand times; another step asks again."""
+    nodes = [cluster.folder / f"node{number}" for number in range(3)]
+    for node in nodes:
+        node.mkdir()
+    first = cluster.get(SLURM_STEP_NUM_NODES="3", TMPDIR=str(nodes[0]))
+    before = len(cluster.server.requests)
+    cluster.shelf.put("1", "two")
+    for node in nodes[1:]:
+        assert cluster.get(SLURM_STEP_NUM_NODES="3", TMPDIR=str(node)) == first
+    assert len(cluster.server.requests) == before
+    assert cluster.get(SLURM_STEP_NUM_NODES="3", SLURM_STEP_ID="1", TMPDIR=str(nodes[1])) != first
+    cluster.getter(SLURM_STEP_NUM_NODES="3").release()
+    assert cluster.get(SLURM_STEP_NUM_NODES="3", TMPDIR=str(nodes[2])) != first
+
+
+def test_a_node_that_gets_no_digest_from_the_first_asks_itself(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(get_module, "_TURN_SECONDS", 0.1)
+    getter = cluster.getter(SLURM_STEP_NUM_NODES="2")
+    note = cluster.store / f"digests/x+{getter._start()}"
+    cluster.store.mkdir()
+    assert get_module._from_another_node(note) == "", "this is the first, which asks"
+    assert get_module._from_another_node(note) == "", "the first has been killed"
+    note.write_text("sha256:1")
+    assert get_module._from_another_node(note) == "sha256:1"
+
+
+# traces
+
+
+def test_a_trace_in_the_folder_decides_what_is_read_ahead(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, ahead = cluster.get(), []
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, *place: ahead.append(place[:2]))
+    assert cluster.get() == plain and ahead == []
+    (cluster.store / "traces").mkdir()
+    (cluster.store / "traces/team+app+1.trace").write_text("/text\n")
+    hot = cluster.get()
+    assert hot != plain and is_whole(hot) and len(ahead) == 1
+    assert sum(ahead[0]) == hot.stat().st_size - 4096
+    assert cluster.get() == hot and len(ahead) == 2 and cluster.imports() == 1, "the layer is copied"
+    (cluster.store / "traces").chmod(0o777)
+    assert cluster.get() == plain, "other users could have written the trace"
 
 
 # folders
+
+
+def test_a_full_folder_is_not_tried_by_each_waiting_process(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first import goes to the next folder. The others wait for it there, also those that waited here."""
+    whole, tried = importer_module.import_image, []
+    begun, last = threading.Event(), threading.Event()
+    monkeypatch.setattr(store_module, "_MORE_BYTES", 1 << 60)
+
+    def import_image(request: object, report: object) -> object:
+        tried.append(request.images)  # type: ignore[attr-defined]
+        if request.images == cluster.store:  # type: ignore[attr-defined]
+            begun.set()
+            last.wait(60)
+            error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise files.explain(error, "write it") from error
+        return whole(request, report)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(importer_module, "import_image", import_image)
+    got: list[Path] = []
+    getting = [threading.Thread(target=lambda: got.append(cluster.get())) for _ in range(5)]
+    getting[0].start()
+    assert begun.wait(60)
+    for each in getting[1:]:
+        each.start()
+    until(lambda: cluster.said("waiting for the import"), "a process that waits")
+    last.set()
+    for each in getting:
+        each.join(120)
+    assert len(got) == 5 and {path.parent for path in got} == {cluster.other}
+    assert tried == [cluster.store, cluster.other]
+    got[0].unlink()
+    assert cluster.get() == got[0] and tried[2:] == [cluster.other], "nor by the next one"
+
+
+def test_a_folder_with_less_room_than_the_layers_need_is_left_at_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.shelf.put("1", "large", 300_000)
+    real = os.statvfs
+
+    def statvfs(path: Any) -> Any:
+        fields = list(real(path))
+        fields[4] = 1 if Path(path) == cluster.store else fields[4]  # f_bavail
+        return os.statvfs_result(fields)
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    assert cluster.get().parent == cluster.other and cluster.imports() == 1
+
+
+def test_a_file_of_logins_that_cannot_be_read_is_not_a_fault_of_the_folder(cluster: Cluster) -> None:
+    error = RunnerError("cannot read the logins", "x", "")
+    error.__cause__ = PermissionError(errno.EACCES, "Permission denied", str(cluster.folder / "auth.json"))
+    assert not Store(cluster.store, 0).is_fault(error)
+    error.__cause__ = PermissionError(errno.EACCES, "Permission denied", str(cluster.store / "x"))
+    assert Store(cluster.store, 0).is_fault(error)
 
 
 def test_a_folder_that_cannot_take_the_image_gives_way_to_the_next(
@@ -365,6 +566,12 @@ def test_a_damaged_file_is_imported_again(cluster: Cluster) -> None:
     path = cluster.get()
     os.truncate(path, 100)
     assert cluster.get() == path and is_whole(path) and cluster.imports() == 2
+
+
+def test_a_damaged_sidecar_does_not_stop_the_import(cluster: Cluster) -> None:
+    path = cluster.get()
+    sidecar(path).write_text("x\n")
+    assert cluster.get() == path and cluster.imports() == 2 and cluster.get() == path
 
 
 # whose files are used
@@ -477,13 +684,24 @@ def test_a_list_that_cannot_be_read_removes_nothing(two_users: Cluster) -> None:
     (two_users.folder / "list").unlink()
     with pytest.raises(RunnerError, match="cannot read"):
         sync(two_users)
-    two_users.configure(f"{two_users.image}\n{two_users.image}0\n", "list")
-    with pytest.raises(RunnerError, match="does not exist"):
-        sync(two_users)
     two_users.folder.chmod(0o777)
     with pytest.raises(RunnerError, match="cannot fill a shared folder"):
         sync(two_users)
     assert Path(path).exists()
+
+
+def test_a_bad_line_stops_no_other_line_and_keeps_all_images(two_users: Cluster) -> None:
+    """An unknown tag; a registry that is down."""
+    (path,) = sync(two_users)
+    os.utime(sidecar(Path(path)), (0, 0))
+    two_users.shelf.put("2", "two")
+    down = f"docker://localhost:{free_ports(1)[0]}#app:1"
+    other = two_users.image.replace("app:1", "app:2")
+    two_users.configure(f"{two_users.image}0\n{down}\n{other}\n", "list")
+    with pytest.raises(RunnerError, match=f"2 of the images in {two_users.folder}/list cannot be had") as caught:
+        sync(two_users)
+    assert f"{two_users.image}0\n{down}" in caught.value.why
+    assert len(list(two_users.store.glob("*.sqsh"))) == 2 and Path(path).exists()
 
 
 def test_another_users_folder_is_never_used(two_users: Cluster) -> None:
@@ -503,13 +721,23 @@ def test_another_users_folder_is_never_used(two_users: Cluster) -> None:
     assert Path(get_as(two_users)).parent != two_users.store
 
 
-def test_a_lease_does_not_follow_a_link(two_users: Cluster) -> None:
-    """All users may write to the folder of the leases."""
+def test_a_lease_is_a_new_file_of_a_name_that_nobody_foresees(
+    two_users: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All users may write to the folder of the leases: a link there, or a FIFO, is neither followed nor opened."""
+    sync(two_users)
+    for user in ("nobody", "nobody", "daemon"):
+        get_as(two_users, user)
+    assert len({name.split("+")[4] for name in two_users.leases()}) == 3
     name = Path(sync(two_users)[0]).name
     victim = two_users.folder / "victim"
-    (two_users.store / f"leases/+7+0+x+{name[-17:-5]}").symlink_to(victim)
-    Store(two_users.store, two_users.store.stat().st_uid).take(name, "+7+0+x")
-    assert not victim.exists()
+    taken = two_users.store / f"leases/+7+0+x+{os.geteuid()}-{bytes(8).hex()}+{name.removesuffix('.sqsh')}"
+    monkeypatch.setattr(os, "urandom", bytes)
+    store = Store(two_users.store, two_users.store.stat().st_uid)
+    for spoil in (lambda: taken.symlink_to(victim), lambda: os.mkfifo(taken)):
+        spoil()
+        assert store.take(name, "+7+0+x") and not victim.exists()
+        taken.unlink()
 
 
 # what is removed
@@ -528,6 +756,13 @@ def three(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> tuple[Cluster, l
         paths.append(cluster.get(SLURM_JOB_ID=""))
         os.utime(sidecar(paths[-1]), (int(number), int(number)))
     return cluster, paths
+
+
+def lease_of(path: Path, job: str) -> Path:
+    """The lease of another process."""
+    lease = path.parent / f"leases/{job}+0+n+{os.geteuid()}-1f+{path.stem}"
+    lease.touch()
+    return lease
 
 
 def collect(cluster: Cluster, limit: int, *keep: Path) -> list[Path]:
@@ -551,9 +786,7 @@ def test_what_has_just_been_used_stays(three: tuple[Cluster, list[Path]]) -> Non
 
 def test_leases_of_jobs_that_squeue_lists_count_and_others_when_young(three: tuple[Cluster, list[Path]]) -> None:
     cluster, paths = three
-    leases = [cluster.store / f"leases/lab+{job}+0+n+{path.stem[-12:]}" for job, path in zip("789", paths, strict=True)]
-    for lease in leases:
-        lease.touch()
+    leases = [lease_of(path, f"lab+{job}") for job, path in zip("789", paths, strict=True)]
     assert collect(cluster, 0) == []
     for lease in leases:
         os.utime(lease, (0, 0))
@@ -563,8 +796,7 @@ def test_leases_of_jobs_that_squeue_lists_count_and_others_when_young(three: tup
 def test_leases_of_other_clusters_count_for_a_week(three: tuple[Cluster, list[Path]]) -> None:
     """squeue does not know their jobs; and none, if it does not answer."""
     cluster, paths = three
-    lease = cluster.store / f"leases/far+5+0+n+{paths[0].stem[-12:]}"
-    lease.touch()
+    lease = lease_of(paths[0], "far+5")
     os.utime(lease, (time.time() - 6 * 86400,) * 2)
     assert collect(cluster, 0) == paths[1:]
     os.utime(lease, (time.time() - 8 * 86400,) * 2)
@@ -602,13 +834,44 @@ def test_what_a_killed_process_was_removing_goes_later(three: tuple[Cluster, lis
 
 
 def test_files_of_runner_import_stay(three: tuple[Cluster, list[Path]]) -> None:
-    """They have a stable link, and runs use them."""
-    cluster, (first, *_) = three
-    text = sidecar(first).read_text()
-    sidecar(first).write_text(text.replace(f'"link": "{first.name}"', '"link": "app.sqsh"'))
-    os.utime(sidecar(first), (0, 0))
-    collect(cluster, 0)
-    assert first.exists()
+    """With a stable link, and with a name that the user chose."""
+    cluster, paths = three
+    project = find_project(cluster.folder)
+    for options in (ImportOptions(output=cluster.store / "mine.sqsh"), ImportOptions()):
+        request = ImportRequest(cluster.image, cluster.store, project, cluster.environ, options)
+        paths.append(importer_module.import_image(request, cluster.report).squashfs.path)
+        os.utime(sidecar(paths[-1]), (0, 0))
+    assert collect(cluster, 0) == paths[:3] and all(path.exists() for path in paths[3:])
+
+
+def test_all_jobs_count_whatever_squeue_hides(three: tuple[Cluster, list[Path]]) -> None:
+    """Those in hidden partitions; those that the user's SQUEUE_* variables leave out."""
+    cluster, paths = three
+    squeue = '#!/bin/sh\ncase "$* $SQUEUE_STATES" in *--all*PENDING*) ;; *--all*) echo 8 ;; esac\n'
+    (cluster.folder / "squeue").write_text(squeue)
+    os.utime(lease_of(paths[0], "lab+8"), (0, 0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SQUEUE_STATES", "PENDING")
+        assert collect(cluster, 0) == paths[1:]
+
+
+def test_a_lease_of_a_user_whose_jobs_slurm_does_not_show_counts_for_a_week(
+    three: tuple[Cluster, list[Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, paths = three
+    (cluster.folder / "scontrol").write_text("#!/bin/sh\necho 'PrivateData             = jobs,usage'\n")
+    (cluster.folder / "scontrol").chmod(0o755)
+    for path in paths[:2]:
+        os.utime(lease_of(path, "lab+7"), (time.time() - 86400,) * 2)
+    owner = os.geteuid()
+    os.chown(lease_of(paths[1], "lab+6"), owner + 1, -1) if owner == 0 else None
+    os.utime(lease_of(paths[1], "lab+6"), (time.time() - 86400,) * 2)
+    monkeypatch.setattr(os, "geteuid", lambda: owner)
+    running = store_module._running_jobs()
+    assert running and running.of_all_users == (owner == 0)
+    monkeypatch.setattr(store_module, "_running_jobs", lambda: store_module._Jobs(frozenset(), False))
+    kept = [paths[1]] if owner == 0 else []
+    assert collect(cluster, 0) == [path for path in paths if path not in kept]
 
 
 # one import, also if its process is killed
@@ -666,6 +929,59 @@ def test_a_killed_import_is_taken_over_at_once(cluster: Cluster) -> None:
     before = time.monotonic()
     kill_and_go_on(cluster, 3, fetching)
     assert time.monotonic() - before < 60 and cluster.imports() == 4
+
+
+def test_an_import_that_is_cancelled_leaves_nothing(cluster: Cluster) -> None:
+    """scancel: SIGTERM. The next node does not wait for the claim."""
+    cluster.shelf.gate.clear()
+    importing = cluster.start("get", cluster.image)
+    until(cluster.imports, "the import")
+    importing.terminate()
+    cluster.shelf.gate.set()
+    importing.communicate(timeout=60)
+    assert importing.returncode == 143 and not cluster.left_behind()
+
+
+def test_what_killed_imports_left_behind_goes_without_locks_too(cluster: Cluster) -> None:
+    path = cluster.get()
+    folders = [cluster.store / f".{name}.sqsh.0123abcd.import" for name in ("dead", "live", "new")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "squashfs").write_text("half")
+    (cluster.store / ".live.sqsh.importing").write_text("far, process 1")
+    for folder in folders[:2]:
+        os.utime(folder / "squashfs", (0, 0))
+        os.utime(folder, (0, 0))
+    collect(cluster, 10**9)
+    assert [folder.exists() for folder in folders] == [False, True, True] and path.exists()
+
+
+def test_a_process_that_waits_rarely_looks(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand nodes look at one folder. While another process holds the claim, nobody tries to make one."""
+    path = cluster.get()
+    hidden = path.rename(path.parent / "hidden")
+    claim = cluster.store / f".{path.name}.importing"
+    claim.write_text("far, process 1, job 1, since 2026-01-01 00:00:00")
+    clock, opened, pauses = [0.0], list[str](), list[float]()
+    whole = Path.open
+
+    def open_path(path: Path, mode: str = "r", **options: Any) -> Any:
+        opened.append(mode if path == claim else "")
+        return whole(path, mode, **options)
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        clock[0] += seconds
+        os.utime(claim, (clock[0], clock[0]))
+        if clock[0] > 60:
+            hidden.rename(path)
+
+    monkeypatch.setattr(Path, "open", open_path)
+    monkeypatch.setattr(store_module.time, "sleep", sleep)
+    monkeypatch.setattr(store_module.time, "monotonic", lambda: clock[0])
+    assert cluster.get() == path
+    assert "x" not in opened and opened.count("r") == len(pauses) < 150
+    assert max(pauses) <= 1.0 and len({round(pause, 3) for pause in pauses[-20:]}) > 5
 
 
 def test_a_claim_that_nobody_touches_is_taken_over(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -788,9 +1104,6 @@ def test_sixty_four_gets_on_three_nodes(cluster: Cluster) -> None:
     """One import, one file. All end about a second after 64 bare starts of the program and one import."""
     need(*parts.SLURM)
     cluster.shelf.put("1", "one", 60_000_000)
-    program = cluster.folder / "runner-importer"
-    program.write_text(f"#!{sys.executable}\n" + PROGRAM[2].replace("; ", "\n"))
-    program.chmod(0o755)
     timed = 'from=$(date +%s.%N); "$@" >/dev/null || exit; echo "$from $(date +%s.%N)"'
 
     with SlurmLab(plugins=()) as lab:
@@ -807,7 +1120,7 @@ def test_sixty_four_gets_on_three_nodes(cluster: Cluster) -> None:
                 "-c",
                 timed,
                 "sh",
-                str(program),
+                PROGRAM,
             )
             lines = lab.run(("env", f"HOME={cluster.folder}", *srun, *words)).stdout.split("\n")
             times = [tuple(map(float, line.split())) for line in lines if line]

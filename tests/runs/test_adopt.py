@@ -433,6 +433,30 @@ def test_a_script_that_runs_in_a_container_is_the_command():
     assert job["slurm"] == {"sbatch": ["--gres=gpu:a100:2"]}
 
 
+@pytest.mark.parametrize(
+    "step",
+    [
+        "srun --container-image i --export=ALL,WORLD_SIZE=8,MASTER_ADDR=127.0.0.1 python x.py",
+        'srun --container-image i --export="RANK=0" bash -c "python x.py"',
+        "srun --container-image i env WORLD_SIZE=8 python x.py",
+        "WORLD_SIZE=8 srun --container-image i python x.py",
+        "export RANK=$SLURM_PROCID WORLD_SIZE=8\nsrun --container-image i python x.py",
+        "docker run -e WORLD_SIZE=1 i python x.py",
+    ],
+)
+def test_a_program_that_gets_ranks_from_the_user_gets_them_from_the_launcher(step):
+    """Otherwise, the batch script would unset them, also those of pyxis."""
+    assert from_script(f"#SBATCH --ntasks-per-node=8\n{step}\n")[1]["launcher"] == "srun"
+    other = step.replace("WORLD_SIZE", "WORLDS").replace("RANK", "MY_RANKS")
+    assert from_script(f"#SBATCH --ntasks-per-node=8\n{other}\n")[1]["launcher"] == "none"
+
+
+def test_directives_in_a_here_document_are_those_of_another_script():
+    text = "#SBATCH -N2\ncat > other.sh <<EOF\n#SBATCH -N9\nEOF\n(( x = 1 << y ))\nsrun --container-image=i a\n"
+    _, job, notes = from_script(text)
+    assert job["resources"] == {"nodes": 2} and not any("ignores" in str(note) for note in notes)
+
+
 def test_a_line_of_srun_requests_the_resources_itself():
     """What only a job can have goes to sbatch; in a script of sbatch, the same options are those of the step."""
     words = ("--qos=hi", "--constraint=g", "--reservation=r", "--exclusive", "--mpi=pmix", "--container-image=i", "a")

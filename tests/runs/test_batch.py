@@ -85,6 +85,30 @@ def test_resources_are_read_for_the_cost_and_the_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("lines", "hours"),
+    [
+        ("-N 2 --gpus-per-node=8 -t 60", 16),
+        ("-N 2-4 --gpus-per-node=8 -t 60", 32),
+        ("-N 2 --gres=gpu:a:2,gpu:b:1,shard:4 -t 60", 6),
+        ("-N 2 --gpus-per-node=8 -t 60\n#SBATCH hetjob\n#SBATCH -N 1 --gpus-per-node=8 -t 30", 24),
+        ("-N 1 -t 60\n#SBATCH packjob\n#SBATCH -N 3 -G 6 -t 120", 12),
+        ("-N 2 --gpus-per-node=8 -t 60\n#SBATCH hetjob\n#SBATCH --gpus-per-node=8", None),
+    ],
+)
+def test_the_cost_is_that_of_all_nodes_and_components(tmp_path: Path, lines: str, hours: int | None) -> None:
+    """No number if a component has no time limit: it would be no upper bound."""
+    found = estimate(plan(tmp_path, f"#!/bin/bash\n#SBATCH {lines}\n").job)
+    assert (found and found.most) == hours
+
+
+def test_directives_in_a_here_document_are_not_late(tmp_path: Path) -> None:
+    text = f"{HEAD}sbatch <<EOF\n#!/bin/bash\n#SBATCH -N 9\nEOF\n"
+    assert not any("ignores" in note for note in plan(tmp_path, text).notes)
+    with pytest.raises(RunnerError, match="is not a batch script"):
+        plan(tmp_path, "#!/bin/bash\nsbatch <<EOF\n#!/bin/bash\n#SBATCH -N 9\nEOF\n")
+
+
+@pytest.mark.parametrize(
     ("first", "reads"),
     [
         ("#!/bin/bash", True),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
+import sys
 from pathlib import Path
 
 from runner.commands.console import Console
@@ -22,6 +24,8 @@ def run_importer(args: argparse.Namespace, console: Console) -> int:
     from runner.images.importer.get import Getter, read_settings
     from runner.machine import sessions
 
+    # scancel: the claim of an import goes at once, so that the next node does not wait for it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     os.umask(0o022)  # a folder that a group may write to is not used, and all users read what `sync` writes
     getter = Getter(read_settings(os.environ), os.environ, console, sessions.began(os.getpid()))
     match args.words:

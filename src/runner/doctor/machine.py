@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.detection import cluster_name, slurm_plugins
+from runner.detection import cluster_name, slurm_configuration, slurm_plugins
 from runner.environments.engines import PLUGINS, why_no_sandbox
 from runner.errors import RunnerError
 from runner.machine import files, probe, process
@@ -219,7 +219,33 @@ def plugins(site: Site) -> Diagnosis:
     if flag is not None and flag not in there:
         text = f"srun has no --{flag}, which the engine {site.engine} of {site.name} needs; it has: {text}"
         return Diagnosis("srun plugins", "wrong", text, "log in to the cluster, or choose another --site or --engine")
+    folder = (slurm_configuration(os.environ) or Path("/etc/slurm/slurm.conf")).parent
+    tracking = _tracking_that_ends_mounts(plugin_lines(folder / "plugstack.conf")) if "container-image" in there else ""
+    if tracking:
+        text += f"; with {tracking}, a signal for a step also ends squashfuse, and the program loses its files"
+        fix = "ask an admin to set ProctrackType=proctrack/cgroup, or to remove use_squashfuse=1 from plugstack.conf"
+        return Diagnosis("srun plugins", "wrong", text, fix)
     return Diagnosis("srun plugins", "ok" if there else "missing", text)
+
+
+def plugin_lines(path: Path) -> str:
+    """The text of plugstack.conf and of the files that it includes; empty if they cannot be read."""
+    text = files.text_of(path)
+    patterns = [path.parent / name for name in re.findall(r"^\s*include\s+(\S+)", text, re.MULTILINE)]
+    found = (each for pattern in patterns for each in sorted(Path("/").glob(str(pattern).lstrip("/"))))
+    return "\n".join((text, *map(files.text_of, found)))
+
+
+def _tracking_that_ends_mounts(plugstack: str) -> str:
+    """The ProctrackType of the cluster if it breaks `use_squashfuse=1` of pyxis; else empty.
+
+    squashfuse is a process of the step. Only proctrack/cgroup sends signals to the tasks alone (Slurm 22.05).
+    """
+    if not re.search(r"^[^#\n]*spank_pyxis\.so\b.*\buse_squashfuse=1\b", plugstack, re.MULTILINE):
+        return ""
+    shown = process.run(("scontrol", "show", "config"), check=False, timeout_seconds=_SECONDS).stdout
+    found = re.search(r"^ProctrackType\s*=\s*(\S+)", shown, re.MULTILINE)
+    return "" if found is None or found[1] == "proctrack/cgroup" else f"{found[1]} and use_squashfuse=1"
 
 
 def edf_lookup(environ: Mapping[str, str]) -> Diagnosis:

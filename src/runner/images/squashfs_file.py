@@ -45,6 +45,8 @@ class Squashfs:
     """the options as text: the same image and settings give the same bytes"""
     digest: str = ""
     """the digest of the image's manifest, `sha256:…`; empty if unknown"""
+    importer: bool = False
+    """made by `runner-importer`, which removes it when `limit_gb` is reached"""
     labels: Mapping[str, str] = field(default_factory=dict)
     """the image's labels that describe its build: recipe, content hash, base"""
 

@@ -9,13 +9,13 @@ import os
 import re
 import shlex
 from codecs import BOM_UTF8
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from runner.bash import Word
+from runner.bash import Word, here_document_lines
 from runner.environments.environment import Environment
 from runner.errors import RunnerError
 from runner.expansion import literal
@@ -45,7 +45,9 @@ class Batch:
     text: str
     """the script's bytes, decoded with surrogateescape"""
     options: Layer
-    """the effective options of sbatch: long name -> value and origin"""
+    """the effective options of sbatch: long name -> value and origin; of a heterogeneous job: of its first component"""
+    others: tuple[Layer, ...] = ()
+    """the options of the other components of a heterogeneous job"""
     flags: tuple[str, ...] = ()
     """the flags of sbatch: from the command line and the job file, and what the site adds"""
     in_snapshot: str | None = None
@@ -141,7 +143,7 @@ def _options(words: Sequence[str], origin: Origin) -> dict[str, Setting]:
     return {each.name.replace("_", "-"): Setting(each.value or "", origin) for each in found}
 
 
-def _components(text: str, name: str = "") -> list[dict[str, Setting]]:
+def _of_script(text: str, name: str) -> list[dict[str, Setting]]:
     """The options of the `#SBATCH` lines, for each component of a heterogeneous job."""
     found: list[dict[str, Setting]] = [{}]
     for number, line in enumerate(_head(text), 1):
@@ -207,7 +209,8 @@ def load(word: str, layers: Sequence[Layer], project: Project, environ: Mapping[
     own, file = _flags(given, site), _flags(job_file, site)
     if "name" in given:
         own = (f"--job-name={value(given, 'name')}", *own)
-    options = _components(text, word)[0] | _of_environ(environ)
+    first, *others = _of_script(text, word)
+    options = first | _of_environ(environ)
     options |= _options(file, job_file["batch"].origin) | _options(own, Origin("command line"))
     added: list[str] = []
     for name in ("account", "partition"):
@@ -228,7 +231,7 @@ def load(word: str, layers: Sequence[Layer], project: Project, environ: Mapping[
         what = f"{options['export'].origin}: --export=NIL cannot apply to a batch script"
         why = "runner must pass the job a variable that names the run folder, which --export=NIL forbids"
         raise RunnerError(what, why, "use --export=NONE, to which runner adds its own variables")
-    return Batch(word, project.start, text, options, (*added, *file, *own))
+    return Batch(word, project.start, text, options, tuple(others), (*added, *file, *own))
 
 
 def in_snapshot(batch: Batch, main: Path | None, files: Collection[str]) -> Batch:
@@ -261,6 +264,7 @@ def job_of(batch: Batch, layers: Sequence[Layer], environment: Environment) -> J
         environment=environment,
         batch=batch.word,
         resources=_resources(batch),
+        other_gpus=sum(each.nodes * each.gpus_per_node for each in map(_requested, batch.others)),
         sbatch=batch.flags,
         save_seconds=0,
         hang_seconds=value(layer, "hang_seconds") or 0,
@@ -271,36 +275,37 @@ def job_of(batch: Batch, layers: Sequence[Layer], environment: Environment) -> J
 
 
 def _resources(batch: Batch) -> Resources:
-    nodes, gpus = _nodes_and_gpus(batch.option)
-    found = Resources(nodes, gpus, account=batch.option("account") or None)
-    with suppress(RunnerError):
-        return replace(found, time_minutes=time_limit_minutes(batch.option("time"), "time"))
-    return found
+    """What the job requests, as far as it is known. Its time is that of the longest component."""
+    found = _requested(batch.options)
+    times = [found.time_minutes, *(_requested(other).time_minutes for other in batch.others)]
+    known = [minutes for minutes in times if minutes]
+    return replace(found, time_minutes=max(known) if len(known) == len(times) else None)
 
 
-def _nodes_and_gpus(option: Callable[[str], str]) -> tuple[int, int]:
-    """(nodes, GPUs per node) that options of sbatch ask for."""
+def _requested(options: Layer) -> Resources:
+    """What the options request, as far as they are numbers. Of a range of nodes, the largest number."""
+
+    def text(name: str) -> str:
+        return str(value(options, name) or "")
 
     def number(name: str) -> int:
-        found = re.search(r"(\d+)\D*$", option(name).partition("-")[0])
+        found = re.search(r"(\d+)\D*$", text(name))
         return int(found[1]) if found else 0
 
     nodes = max(1, number("nodes"))
+    gres = _gpus_of_gres(text("gres"))
     tasks = number("ntasks-per-node") or -(-number("ntasks") // nodes) or 1
-    gpus = number("gpus-per-node") or _gpus_of_gres(option("gres")) or -(-number("gpus") // nodes)
-    return nodes, gpus or number("gpus-per-task") * tasks
+    gpus = number("gpus-per-node") or gres or -(-number("gpus") // nodes)
+    found = Resources(nodes, gpus or number("gpus-per-task") * tasks, account=text("account") or None)
+    with suppress(RunnerError):
+        return replace(found, time_minutes=time_limit_minutes(text("time"), "time"))
+    return found
 
 
 def _gpus_of_gres(gres: str) -> int:
     """The GPUs in `--gres`: `gpu` and `gpu:a100` are one, `gpu:4` and `gpu:a100:4` four. Source: sbatch(1) 25.11."""
     found = (re.fullmatch(r"(?:gres[:/])?gpu(?::[^:\d][^:]*)?(?::(\d+))?", part.strip()) for part in gres.split(","))
     return sum(int(each[1] or 1) for each in found if each)
-
-
-def other_gpus(batch: Batch) -> int:
-    """The GPUs of a heterogeneous job's other components."""
-    components = (lambda name, found=found: str(value(found, name) or "") for found in _components(batch.text)[1:])
-    return sum(nodes * gpus for nodes, gpus in map(_nodes_and_gpus, components))
 
 
 def files(batch: Batch, job: Job, environ: Mapping[str, str], site: Site) -> dict[str, str]:
@@ -378,7 +383,9 @@ def notes(batch: Batch, layers: Sequence[Layer]) -> tuple[str, ...]:
         f"{name} does not apply to a batch script" for name in _UNUSED_SETTINGS if any(name in each for each in layers)
     ]
     head = len(list(_head(batch.text)))
-    late = [n for n, line in enumerate(batch.text.split("\n"), 1) if n > head and line.startswith("#SBATCH")]
+    inside = here_document_lines(batch.text)  # the directives of other scripts
+    lines = enumerate(batch.text.split("\n"), 1)
+    late = [n for n, line in lines if n > head and n not in inside and line.startswith("#SBATCH")]
     if late:
         found.append(f"{batch.word}:{late[0]}: sbatch ignores #SBATCH lines after the first command (line {head + 1})")
     if batch.in_container:

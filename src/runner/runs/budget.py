@@ -45,11 +45,7 @@ class Estimate(NamedTuple):
 def estimate(plan: RunPlan) -> Estimate | None:
     """The estimated cost of one run; None if it has no GPUs or no known time limit."""
     job = plan.job
-    gpus = job.nodes_held * job.resources.gpus_per_node
-    if plan.batch is not None:
-        from runner.runs.batch import other_gpus
-
-        gpus += other_gpus(plan.batch)
+    gpus = job.nodes_held * job.resources.gpus_per_node + job.other_gpus
     if not gpus or not job.resources.time_minutes:
         return None
     attempt = gpus * job.resources.time_minutes / 60

@@ -95,6 +95,9 @@ class Job:
     """the program whose arguments runner completes and checks before submission: megatron-gpt"""
     launcher: str = "none"
     resources: Resources = Resources()
+    """of a heterogeneous job: of its first component"""
+    other_gpus: int = 0
+    """the GPUs of the other components of a heterogeneous job"""
     env: Mapping[str, str] = field(default_factory=dict)
     """variables set inside the container; they override those of the EDF, the image and the host"""
     program_in_image: bool = False
@@ -156,7 +159,7 @@ class Job:
     @property
     def gpus(self) -> int:
         """The total number of GPUs."""
-        return self.resources.nodes * self.resources.gpus_per_node
+        return self.resources.nodes * self.resources.gpus_per_node + self.other_gpus
 
     @property
     def keeps_nodes(self) -> bool:

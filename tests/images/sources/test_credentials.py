@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from runner.errors import RunnerError
-from runner.images.sources.registry.credentials import Login, Search, auth_files, auth_keys, enroot_file, find_login
+from runner.images.sources.registry.credentials import (
+    Login,
+    Search,
+    auth_files,
+    auth_keys,
+    enroot_file,
+    find_login,
+    how_to_add,
+)
 
 
 def auth(user: str, password: str) -> dict[str, str]:
@@ -71,6 +79,19 @@ def test_enroot_comes_before_podman_and_podman_before_docker(home: Home) -> None
     path = home.enroot("# mine\nmachine other login x password y\nmachine reg.example login enroot password 1\n")
     assert home.login() == ("enroot", "1")
     assert home.find().login == Login("enroot", "1", str(path))
+
+
+@pytest.mark.parametrize("registry", ["reg.example:5000", "127.0.0.1:5102", "[::1]:5000"])
+def test_enroots_file_has_hosts_without_ports(home: Home, registry: str) -> None:
+    """enroot, and curl for it, look for the host alone. A line for the host with its port is more specific."""
+    host = registry.rpartition(":")[0]
+    home.enroot(f"machine {host} login a password 1\n")
+    assert home.login(registry) == ("a", "1")
+    home.enroot(f"machine {host} login a password 1\nmachine {registry} login b password 2\n")
+    assert home.login(registry) == ("b", "2") and home.login(host) == ("a", "1")
+    assert f"machine {host} login" in how_to_add(registry, home.environ)
+    home.enroot("machine other login a password 1\n")
+    assert f"has no line for {host})" in home.find(registry).looked[0]
 
 
 def test_a_named_user_gets_their_own_login_wherever_it_is(home: Home) -> None:

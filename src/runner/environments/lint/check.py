@@ -10,7 +10,7 @@ from runner.environments.edf import Mount, find_edf
 from runner.environments.engines import attach
 from runner.environments.engines.shared import Inexpressible
 from runner.environments.environment import MAXIMUM_LEVELS, Environment, load_environment
-from runner.environments.lint import hooks, image, mounts, script, variables
+from runner.environments.lint import hooks, image, mounts, script, steps, variables
 from runner.environments.lint.codes import SEVERITIES
 from runner.environments.lint.file import check_file, read_all
 from runner.environments.lint.finding import Finding, Rule, Setting, Subject, finding
@@ -101,7 +101,8 @@ class Linter:
             accepted = self.setting.engine == "sarus" and any(
                 one.code in (*_SARUS_ACCEPTS, "mount-syntax") for one in found
             )
-            if not accepted and not any(one.severity == "error" for one in found):
+            known = any(one.severity == "error" or one.code == "base-missing" for one in found)
+            if not accepted and not known:
                 found.append(finding("cannot-load", "file", Place(path), f"{error.what}: {error.why}", error.fix))
         else:
             subject = Subject(environment, self.setting)
@@ -134,7 +135,7 @@ class Linter:
                 name = expand(base, self.setting.environ, "base_environment")
                 found_base = find_edf(name, self.project, self.setting.environ)
             except RunnerError as error:
-                yield finding("base-missing", "base_environment", place, f"{error.what}; {error.why}", error.fix)
+                yield self._missing("base-missing", "base_environment", place, error)
                 continue
             chain = (*above, path.resolve())
             if found_base.resolve() in chain:
@@ -146,22 +147,31 @@ class Linter:
             else:
                 yield from self._files(found_base, chain)
 
+    def _missing(self, code: str, field: str, place: Place, error: RunnerError) -> Finding:
+        """The finding for an environment that is not found; on a machine of another site, it may be there."""
+        if self.setting.here:
+            return finding(code, field, place, f"{error.what}; {error.why}", error.fix)
+        reason = f"{error.what} on this machine, so it is not checked"
+        return finding(code, field, place, reason, f"check it on {self.setting.site.name}", "note")
+
     def _script(self, text: Script) -> Iterator[Checked]:
-        """The findings in a script, then those in each environment that it names."""
-        found: list[Finding] = []
-        named: list[tuple[Line, Environment]] = []
+        """The findings in a script and in those that it submits, then in each environment that they name."""
         checked: dict[Path, tuple[Checked, Environment | None]] = {}
+        found = [one for each in (text, *text.nested) for one in self._in_script(each, checked)]
+        yield Checked(text.path.name, text.path, in_order(found))
+        yield from (one for one, _ in checked.values())
+
+    def _in_script(self, text: Script, checked: dict[Path, tuple[Checked, Environment | None]]) -> Iterator[Finding]:
+        """The findings in one script. The environments that it names go to `checked`."""
+        named: list[tuple[Line, Environment]] = []
         for line in (*text.directives, *text.steps):
             name = self._expanded(option(line.text, "--environment", "--edf") or "")
-            if not name or "$" in name:
+            if not name or "$" in name or "…" in name:
                 continue  # no environment, or one whose name only the job knows
             try:
                 path = find_edf(name, self.project, self.setting.environ)
             except RunnerError as error:
-                place = Place(text.path, line.number)
-                found.append(
-                    finding("environment-missing", "--environment", place, f"{error.what}; {error.why}", error.fix)
-                )
+                yield self._missing("environment-missing", "--environment", Place(text.path, line.number), error)
                 continue
             if path not in checked:
                 checked[path] = self.environment(path)
@@ -169,9 +179,7 @@ class Linter:
             if environment is not None:
                 named.append((line, environment))
         batch = script.Batch(text, self.setting, tuple(named))
-        found += [one for rule in script.RULES for one in rule(batch)]
-        yield Checked(text.path.name, text.path, in_order(found))
-        yield from (one for one, _ in checked.values())
+        yield from (one for rule in (*script.RULES, *steps.RULES) for one in rule(batch))
 
     def _expanded(self, text: str) -> str:
         """The text with this machine's variables replaced, as if the script were submitted from this folder."""

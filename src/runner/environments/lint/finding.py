@@ -207,6 +207,11 @@ class Subject:
         """The value of `com.hooks.NAME`, or the site's; empty if neither sets it."""
         return self.environment.annotations.get(f"com.hooks.{name}", "")
 
+    @property
+    def netstack(self) -> str:
+        """Where the network hooks take their libraries from: `host`, `artifact`, or empty if that is not known."""
+        return self.annotation("netstack.source") or self.setting.site.netstack_source or ""
+
     def place(self, field: str) -> Place | None:
         """The line of a field. A field that is in no file gets the line of `image`; one from the site has none."""
         origins = self.environment.origins
@@ -244,6 +249,8 @@ class ImageFacts:
     cuda: int | None
     """major version"""
     rocm: bool
+    rocm_version: int | None
+    """major version"""
     ngc: tuple[int, int] | None
     """(year, month) of the release of NVIDIA's PyTorch image that it is, or is based on"""
     extended: bool
@@ -252,6 +259,8 @@ class ImageFacts:
     """made for NVIDIA's GPUs"""
     nccl: bool
     """its name is that of a framework that uses NCCL"""
+    words: str
+    """the image's name, source and labels, in lower case"""
 
 
 def facts_of(image: str, path: Path | None) -> ImageFacts:
@@ -266,10 +275,12 @@ def facts_of(image: str, path: Path | None) -> ImageFacts:
         architecture=squashfs.architecture if squashfs is not None else _architecture(image),
         cuda=_cuda(text, ngc),
         rocm="rocm" in text,
+        rocm_version=int(version[1]) if (version := re.search(r"rocm[-_:/]?v?(\d)", text)) else None,
         ngc=ngc,
         extended=bool(re.search(r"alps-images/|alps-extended-images|-alps\d+\b", text)),
         nvidia=ngc is not None or bool(re.search(r"nvcr\.io|nvidia|\bngc|cuda", text)),
         nccl=bool(_NCCL_FRAMEWORK.search(text)) and "rocm" not in text,
+        words=text,
     )
 
 

@@ -6,6 +6,7 @@ Source: CSCS documentation, container-engine/resource-hook.md and software/alps-
 from collections.abc import Iterator
 
 from runner.environments.lint.finding import Finding, Subject
+from runner.environments.lint.problems import known_problems
 from runner.environments.rewriting import Set
 from runner.errors import nearest
 from runner.expansion import names
@@ -56,13 +57,21 @@ def variant(subject: Subject) -> Iterator[Finding]:
     if subject.annotation("aws_ofi_nccl.enabled") != "true" or value not in VARIANTS:
         return
     field, image = f"annotations.{_HOOK}aws_ofi_nccl.variant", subject.image
-    if subject.annotation("netstack.source") == "artifact":
-        reason = f"the variant {value!r} has no effect when netstack.source is 'artifact'"
-        yield subject.say("hook-variant-ignored", field, reason)
-        return
     fits = _fitting(subject)
-    if fits and value not in fits:
-        what = "is for ROCm" if image.rocm else f"has CUDA {image.cuda}"
+    if subject.netstack == "artifact":
+        stated = subject.annotation("netstack.source")
+        if stated or (fits and value not in fits):
+            where = "netstack.source is 'artifact'" + (
+                "" if stated else f", the default of {subject.setting.site.name}"
+            )
+            yield subject.say("hook-variant-ignored", field, f"the variant {value!r} has no effect: {where}")
+        return
+    rocm = f"is for ROCm {image.rocm_version or ''}".rstrip()
+    if image.rocm and not fits:
+        reason = f"the image {rocm}, for which aws_ofi_nccl has no variant"
+        yield subject.say("hook-variant", field, reason, "use an image with ROCm 6", "warning")
+    elif fits and value not in fits:
+        what = rocm if image.rocm else f"has CUDA {image.cuda}"
         release = f" (NVIDIA's release {image.ngc[0]}.{image.ngc[1]:02})" if image.ngc else ""
         changes = (Set(("annotations", "com", "hooks", "aws_ofi_nccl", "variant"), fits[0]),)
         reason = f"the variant of aws_ofi_nccl is {value}, but the image {what}{release}"
@@ -70,10 +79,14 @@ def variant(subject: Subject) -> Iterator[Finding]:
 
 
 def _fitting(subject: Subject) -> tuple[str, ...]:
-    """The variants that fit the image, the best first; empty if its CUDA is unknown."""
+    """The variants that fit the image, the best first; empty if there is none, or the image's CUDA is unknown.
+
+    Each variant for ROCm is linked to one version. Source: container-engine/resource-hook.md (2026-08-20).
+    """
     image = subject.image
     if image.rocm:
-        return ("rocm6", "rocm5")
+        known = ("rocm6", "rocm5")
+        return known if image.rocm_version is None else tuple({f"rocm{image.rocm_version}"} & set(known))
     if image.cuda not in {12, 13}:
         return ()
     # the plugin for NVIDIA's deep learning images: from release 25 on
@@ -143,4 +156,4 @@ def extended_image(subject: Subject) -> Iterator[Finding]:
         yield subject.say("extended-image-pmix", "env.PMIX_MCA_psec", reason, changes=changes)
 
 
-RULES = (names_and_values, variant, conflict, needs_writable, ssh_key, rank_remap, extended_image)
+RULES = (names_and_values, variant, conflict, needs_writable, ssh_key, rank_remap, extended_image, known_problems)

@@ -10,7 +10,7 @@ from runner.environments.rewriting import Set
 from runner.errors import RunnerError
 from runner.expansion import names
 from runner.images.reference import HUB_NAMES, parse_reference
-from runner.images.sources.registry.credentials import TOKEN_HOSTS, enroot_file, find_login, how_to_add
+from runner.images.sources.registry.credentials import TOKEN_HOSTS, enroot_file, find_login, how_to_add, without_port
 from runner.images.squashfs_file import is_whole
 from runner.machine import files
 
@@ -132,8 +132,8 @@ def credentials(subject: Subject) -> Iterator[Finding]:
 def _enroot(subject: Subject, registry: str) -> Iterator[Finding]:
     path = enroot_file(subject.setting.environ)
     # Source: enroot 4.1.2: one entry a line, `machine` first
-    there = set(re.findall(r"^machine\s+(\S+)\s.*\bpassword\s+\S", files.text_of(path), re.MULTILINE))
-    wanted = {registry} if registry != "docker.io" else {"docker.io", "registry-1.docker.io"}
+    there = set(re.findall(r"^\s*machine\s+(\S+)\s.*\bpassword\s+\S", files.text_of(path), re.MULTILINE))
+    wanted = {registry, without_port(registry)} if registry != "docker.io" else {"docker.io", "registry-1.docker.io"}
     tokens = set(TOKEN_HOSTS.get(registry, ()))
     if not there & (wanted | tokens):
         yield _missing(subject, registry, str(path))

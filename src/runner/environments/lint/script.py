@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from runner.bash import commands, here_documents
+from runner.bash import HereDocument, commands, here_documents
 from runner.environments.environment import Environment
 from runner.environments.lint.finding import Finding, Setting, facts_of, finding
 from runner.images.reference import parse_reference
@@ -34,6 +34,14 @@ class Script:
     directives: tuple[Line, ...]
     late: tuple[Line, ...]
     commands: tuple[Line, ...]
+    nested: tuple["Script", ...] = ()
+    """the batch scripts in its here-documents"""
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether sbatch gets this script: not one that only submits others, and none that a step runs."""
+        submits = bool(self.nested) or any(re.search(r"(?<![\w./-])sbatch(?=\s)", line.text) for line in self.commands)
+        return bool(self.directives or (self.steps and not submits))
 
     @property
     def steps(self) -> tuple[Line, ...]:
@@ -66,38 +74,77 @@ def is_script(path: Path) -> bool:
         return False
 
 
-def parse_script(text: str, path: Path) -> Script:
-    """The script of a text."""
-    lines = text.replace("\r\n", "\n").split("\n")
+# stands for a dollar sign that the shell around a here-document has expanded
+_EXPANDED = "\x01"
+_UNKNOWN = re.compile(_EXPANDED + r"(?:\{[^{}]*\}|\([^()]*\)|\w+)")
+
+
+def parse_script(text: str, path: Path, before: int = 0) -> Script:
+    """The script of a text, of which the first line is the one after the line `before` of the file."""
+    documents = here_documents(text)
+    inside = {number for each in documents for number in range(each.line, each.line + each.body.count("\n"))}
     directives, late, seen = list[Line](), list[Line](), False
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
+        if number in inside:
+            continue
         if line.startswith("#SBATCH"):
-            words = line.removeprefix("#SBATCH").strip()
-            (late if seen else directives).append(Line(number, words, words))
+            words = _UNKNOWN.sub("…", line.removeprefix("#SBATCH").strip())
+            (late if seen else directives).append(Line(number + before, words, words))
         elif line.strip() and not line.lstrip().startswith("#"):
             seen = True
-    found = sorted(_lines(text), key=lambda line: line.number)
-    return Script(path, tuple(directives), tuple(late), tuple(found))
+    scripts = [each for each in documents if _is_batch_script(each, text)]
+    others = [each for each in documents if each not in scripts]
+    found = sorted(_lines(text, others), key=lambda line: line.number)
+    return Script(
+        path,
+        tuple(directives),
+        tuple(late),
+        tuple(replace(line, number=line.number + before) for line in found),
+        tuple(parse_script(_as_written(each), path, each.line - 1 + before) for each in scripts),
+    )
 
 
-def _lines(text: str) -> Iterator[Line]:
+def _is_batch_script(document: HereDocument, text: str) -> bool:
+    """Whether a here-document is a script for sbatch."""
+    if re.search("^#SBATCH", document.body, re.MULTILINE):
+        return True
+    opening = text.replace("\r\n", "\n").split("\n")[document.line - 2]
+    return bool(re.search(r"(?<![\w./-])sbatch\s", opening)) and document.body.startswith("#!")
+
+
+def _as_written(document: HereDocument) -> str:
+    """The text that the program gets, with _EXPANDED in place of the dollar signs that the shell expands."""
+    if document.quoted:
+        return document.body
+    return re.sub(r"\\([$`\\])|\$(?=[\w{(])", lambda found: found[1] or _EXPANDED, document.body)
+
+
+def _lines(text: str, documents: Sequence[HereDocument]) -> Iterator[Line]:
     """The commands and the bodies of here-documents, in their order."""
     for command in commands(text):
         words = command.raw.replace("\\\n", " ")
-        yield Line(command.line, words, _QUOTED.sub(_blank, words))
-    for document in here_documents(text):
+        early = _QUOTED.sub(_blank, words)
+        yield Line(command.line, words.replace(_EXPANDED, "$"), early.replace(_EXPANDED, "$"))
+    for document in documents:
         # bash expands the body, unless its mark is quoted
-        yield Line(document.line, document.body, "" if document.quoted else document.body.replace("\\$", "  "))
+        body = document.body.replace(_EXPANDED, "$")
+        yield Line(document.line, body, "" if document.quoted else document.body.replace("\\$", "  "))
 
 
 def _blank(quoted: re.Match[str]) -> str:
     """Replace what the shell does not expand by spaces: escapes, single quotes, and escapes within double quotes."""
     text = quoted[0]
-    return re.sub(r"\\.", "  ", text, flags=re.DOTALL) if text.startswith('"') else " " * len(text)
+    if text.startswith('"'):
+        return re.sub(r"\\.", "  ", text, flags=re.DOTALL)
+    return re.sub(rf"[^{_EXPANDED}]", " ", text)  # a here-document is expanded within single quotes too
 
 
-_TORCHRUN = re.compile(r"\btorchrun\b|torch\.distributed\.(run|launch)\b|\baccelerate\s+launch\b")
-_RANK = r"\$\{?SLURM_(PROCID|NODEID|LOCALID)\b"
+TORCHRUN = re.compile(r"\btorchrun\b|torch\.distributed\.(run|launch)\b|\baccelerate\s+launch\b")
+_RANK = r"\$\{?SLURM_(?:PROCID|NODEID|LOCALID)\b"
+# torchrun, and accelerate
+_NODE_RANK = re.compile(
+    rf"(?:--(?:node|machine)[-_]rank[=\s]+[\"'\\]*|\b(?P<variable>RANK|LOCAL_RANK|NODE_RANK|MACHINE_RANK)=[\"']?)(?P<rank>{_RANK})"
+)
 
 
 @dataclass(frozen=True)
@@ -124,6 +171,9 @@ def directives(batch: Batch) -> Iterator[Finding]:
         if option(line.text, "--environment") is not None:
             reason = "the whole script, srun included, runs inside the container, where Slurm's plugins do not load"
             yield batch.say("sbatch-environment", line, "#SBATCH", reason, "move --environment to each srun")
+        if option(line.text, "--container-image") is not None and batch.script.steps:
+            reason = "the whole script, srun included, runs inside the container, which usually has no Slurm"
+            yield batch.say("sbatch-container", line, "#SBATCH", reason)
         if "$" in line.text.partition(" #")[0]:
             reason = f"sbatch does not expand variables in this line: {line.text}"
             yield batch.say("sbatch-variable", line, "#SBATCH", reason)
@@ -138,7 +188,7 @@ def site_rules(batch: Batch) -> Iterator[Finding]:
     site, script = batch.setting.site, batch.script
     top = script.directives[0] if script.directives else Line(1, "", "")
     known = site.account or batch.setting.environ.get("SBATCH_ACCOUNT") or script.option("-A", "--account")
-    if site.account_required and not known:
+    if site.account_required and not known and script.is_batch:
         yield batch.say("account-missing", top, "#SBATCH", f"site {site.name} requires an account")
     for flag, why in site.refused.items():
         name, _, value = flag.partition("=")
@@ -149,12 +199,17 @@ def site_rules(batch: Batch) -> Iterator[Finding]:
 
 def node_rank(batch: Batch) -> Iterator[Finding]:
     """`srun torchrun --node-rank=$SLURM_PROCID`: the batch script expands it to 0 for all nodes."""
+    if not batch.script.is_batch:
+        return  # a script that each task runs
     for line in batch.script.commands:
-        if match := re.search(rf"(--node[-_]rank[=\s]+\"?|\b(RANK|LOCAL_RANK|NODE_RANK)=\"?)({_RANK})", line.early):
-            if "srun" not in line.text and match[2] and not _TORCHRUN.search(line.text):
+        for match in _NODE_RANK.finditer(line.text):
+            if line.early[match.start("rank") :][:1] != "$":
+                continue  # a later shell expands it
+            if "srun" not in line.text and match["variable"] and not TORCHRUN.search(line.text):
                 continue  # outside a step, possibly in a script that the step runs
-            reason = f"{match[3].lstrip('${')} is expanded by the batch script, so every node gets the same value"
+            reason = f"{match['rank'].lstrip('${')} is expanded by the batch script, so every node gets the same value"
             yield batch.say("node-rank-too-early", line, "srun", reason)
+            break
 
 
 def rank_remap(batch: Batch) -> Iterator[Finding]:
@@ -163,7 +218,7 @@ def rank_remap(batch: Batch) -> Iterator[Finding]:
     if re.search(r"unset\s[^\n;]*\bRANK\b|-u\s+RANK\b", batch.text()):
         return
     for line in batch.script.steps:
-        if not _TORCHRUN.search(line.text):
+        if not TORCHRUN.search(line.text):
             continue
         asked = any(
             step == line and environment.annotations.get("com.pyxis.pytorch_remap_vars") == "true"
@@ -190,23 +245,6 @@ def container_image(batch: Batch) -> Iterator[Finding]:
             reason = f"enroot before 4.0 looks for {registry!r} on Docker Hub unless `#` follows the registry"
             fix = f"write {image.replace(f'{registry}/', f'{registry}#', 1)}"
             yield batch.say("slash-after-registry", line, "--container-image", reason, fix, severity)
-
-
-def resources(batch: Batch) -> Iterator[Finding]:
-    """GPUs and CPUs of the steps. Source: Slurm 25.11, srun(1); in 22.05 and 23.02 srun does not inherit -c."""
-    script = batch.script
-    for line in (*script.directives, *script.steps):
-        shared = re.search(r"--gpu-bind=none|allow-task-sharing", line.text)
-        if option(line.text, "--gpus-per-task") is not None and not shared:
-            reason = "a task cannot see the GPUs of the node's other tasks, but NCCL must see them"
-            yield batch.say("gpus-per-task", line, "--gpus-per-task", reason)
-    cores = script.option("-c", "--cpus-per-task")
-    if cores is None or "SRUN_CPUS_PER_TASK" in batch.text():
-        return
-    for line in script.steps:
-        if option(line.text, "-c", "--cpus-per-task") is None:
-            reason = f"srun might give each task 1 core instead of {cores}"
-            yield batch.say("cpus-not-inherited", line, "srun", reason, f"srun --cpus-per-task={cores} …")
 
 
 _MASTER = 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
@@ -253,6 +291,6 @@ def login_shell(batch: Batch) -> Iterator[Finding]:
 
 
 RULES: tuple[Callable[[Batch], Iterator[Finding]], ...] = (
-    *(directives, site_rules, node_rank, rank_remap, container_image, resources),
+    *(directives, site_rules, node_rank, rank_remap, container_image),
     *(rendezvous, script_secrets, login_shell),
 )

@@ -30,9 +30,11 @@ from runner.images.flatten.view import (
     refused,
 )
 from runner.images.layers.tar import Entry
+from runner.images.layers.tar_fields import shown
 from runner.images.squashfs.data import Directory, Leaf, device_number
 
 _GONE = Leaf(0, 0, 0, 0, (), None, -1)  # a name that hides lower layers
+_LINKS = 40  # as Linux
 _TIMES = 4096  # shared between files
 _LATEST = (1 << 32) - 1  # limits of squashfs: unsigned seconds and ids of 32 bits
 _OPAQUE, _AUFS = b".wh..wh..opq", b".wh..wh."
@@ -157,12 +159,33 @@ class Flattener:
                     else:
                         directories.append((place + b"/" + name, node))
                 elif isinstance(node, Awaited):
-                    raise refused(f"{place + b'/' + name!r} is a hard link whose target is not a file", node.target)
+                    raise refused(
+                        f"{shown(place + b'/' + name)} is a hard link to something else than a file", node.target
+                    )
                 elif node is _GONE:
                     dropped.append(name)
             for name in dropped:
                 del directory.children[name]
         return self.root
+
+    def place(self, path: bytes, leaf: Leaf) -> None:
+        """Put a file into the finished tree. Links on the way are followed inside the image's root, so that the rest of
+        the folder that they lead to stays visible; what has the file's name is replaced."""
+        head, _, name = path.rpartition(b"/")
+        trail, todo, links = [self.root], head.split(b"/")[::-1], 0
+        while todo:
+            step = todo.pop()
+            if step in (b"", b".", b".."):
+                trail = trail[:-1] or [self.root] if step == b".." else trail
+                continue
+            node = trail[-1].children.get(step)
+            if isinstance(node, Leaf) and isinstance(node.data, bytes) and links < _LINKS:
+                links += 1
+                todo += node.data.split(b"/")[::-1]
+                trail = [self.root] if node.data.startswith(b"/") else trail
+            else:
+                trail.append(node if isinstance(node, Directory) else self._view.new_directory(trail[-1], step))
+        trail[-1].children[name] = leaf
 
     def _offer_directory(self, entry: Entry, name: bytes, path: bytes) -> None:
         layer, parent = self._layer, self._directory

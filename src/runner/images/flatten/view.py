@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from runner.errors import RunnerError
+from runner.images.layers.tar_fields import shown
 from runner.images.squashfs.data import Directory, Leaf
 
 # an image that needs more search steps is a denial of service
@@ -358,4 +359,4 @@ def _make_default(directory: Directory, layer: int) -> None:
 
 def refused(why: str, path: bytes) -> RunnerError:
     """The error for an invalid layer."""
-    return RunnerError(f"a layer of the image is invalid at {path[:200]!r}", why, "build the image again")
+    return RunnerError(f"a layer of the image is invalid at {shown(path)}", why, "build the image again")

@@ -1,10 +1,12 @@
 """The squashfs file of an image for pyxis: from a store, or imported into one."""
 
-import errno
+import glob
 import hashlib
 import os
+import pwd
+import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,8 +23,6 @@ from runner.machine import files, folders, probe
 from runner.machine.report import Report
 
 SYSTEM = Path("/etc/runner/importer.toml")
-# errors that another folder may not have
-_OF_THE_FOLDER = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE}
 
 _TURN_SECONDS = 2.0  # how long a process waits for another one's question to the registry
 
@@ -59,6 +59,9 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
             if "registries" in found:
                 found["registries"] = (*settings.registries, found["registries"])
             settings = replace(settings, **found)
+            if settings.limit_gb < 0:
+                why = f"limit_gb is {settings.limit_gb}, and a limit cannot be negative"
+                raise RunnerError(f"{document.place('limit_gb')}: {why}", "0 means no limit", "correct the number")
     return settings
 
 
@@ -74,47 +77,73 @@ class Getter:
 
     def get(self, image: str) -> Path:
         """The squashfs file of an image, leased to the job step of this process."""
-        shared = self._stores([Path(each) for each in self.settings.shared], self.settings.shared_owner)
-        own, trouble = self._stores(self._own_folders(), os.geteuid()), []
-        reference, name = self._resolve(image, [store.folder / "digests" for store in own])
-        for store in (*shared, *own):
-            if path := store.take(name, self._step()):
-                return path
-        for store in own:
+        trouble: list[str] = []
+        shared = self._stores([Path(each) for each in self.settings.shared], self.settings.shared_owner, trouble)
+        own = self._stores(self._own_folders(trouble), os.geteuid(), trouble)
+        wanted = self._resolve(image, [store.folder / "digests" for store in own])
+        path = self._take(wanted, [*shared, *own]) or self._import(wanted, own, trouble)
+        read_ahead(path)
+        return path
+
+    def _take(self, wanted: "Wanted", stores: Iterable[Store]) -> Path | None:
+        """The image's file in the first of the stores that has it."""
+        found = (store.take(wanted.name_in(store), self._step()) for store in stores)
+        return next((path for path in found if path), None)
+
+    def _import(self, wanted: "Wanted", stores: list[Store], trouble: list[str]) -> Path:
+        """The image's file in the first of the stores that can take it."""
+        for store in stores:
+            others = [other for other in stores if other != store]
             try:
-                path = self._fetch(reference, name, store, self._step())
-                for removed in store.collect(self.settings.limit_gb * 10**9 or 1 << 63, {name}):
+                path = self._fetch(wanted, store, others, self._step())
+                for removed in store.collect(self.settings.limit_gb * 10**9 or 1 << 63, {wanted.name_in(store)}):
                     self.report.say(f"removed {removed}, which was not used for the longest time")
                 return path
             except RunnerError as error:
-                if getattr(error.__cause__, "errno", None) not in _OF_THE_FOLDER:
+                if not store.is_fault(error):
                     raise
                 trouble.append(f"{store.folder}: {error.why}")
                 self.report.warn(trouble[-1])
         why = "\n".join(trouble) or "none of the configured folders can be used"
-        raise RunnerError(f"no folder can take {name}", why, "free some space, or set `folders` in importer.toml")
+        fix = "follow the advice above, or set `folders` in importer.toml"
+        raise RunnerError(f"no folder can take {wanted.name}", why, fix)
 
     def release(self) -> None:
-        """Remove the leases of the job step of this process."""
-        for folder in (*map(Path, self.settings.shared), *self._own_folders()) if self._step() else ():
-            for lease in folder.glob(f"leases/{self._step()}+*"):
+        """Remove the leases of the job step of this process, and the digest that its nodes shared."""
+        step, start = glob.escape(self._step()), glob.escape(self._start())
+        for folder in (*map(Path, self.settings.shared), *self._own_folders([])) if step else ():
+            notes = folder.glob(f"digests/*+{start}*") if start else ()
+            for left in (*folder.glob(f"leases/{step}+*"), *notes):
                 with suppress(OSError):
-                    lease.unlink()
+                    left.unlink()
 
     def sync(self, listing: Path) -> Iterator[Path]:
         """Import the listed images (one per line) into the shared folder, and remove the others that no job uses."""
         first, owner = self.settings.shared[:1], self.settings.shared_owner
-        stores = self._stores([Path(each) for each in first], owner) if owner == os.geteuid() else []
+        refused: list[str] = []
+        mine = owner == os.geteuid()
+        stores = self._stores([Path(each) for each in first], owner, refused) if mine else []
         if not stores:
             why = f"in {SYSTEM}, shared = {list(first)} and shared_owner = {owner}; your user id is {os.geteuid()}"
-            raise RunnerError("cannot fill a shared folder", why, "set both keys, and run this as that user")
+            raise RunnerError("cannot fill a shared folder", "\n".join((why, *refused)), "set both keys to your folder")
         with files.explained(f"read {listing}"):
             lines = [line.strip() for line in listing.read_text().splitlines()]
             (stores[0].folder / "leases").chmod(0o1777)
-        images = [self._resolve(line, []) for line in lines if line and not line.startswith("#")]
-        for reference, name in images:
-            yield self._fetch(reference, name, stores[0], "")
-        for removed in stores[0].collect(0, {name for _, name in images}):
+        kept, failed = set[str](), list[str]()
+        for line in lines:
+            if not line or line.startswith("#"):
+                continue
+            try:
+                wanted = self._resolve(line, [])
+                yield self._fetch(wanted, stores[0], [], "")
+                kept.add(wanted.name_in(stores[0]))
+            except RunnerError as error:
+                failed.append(line)
+                self.report.warn(f"{line}: {error.what}: {error.why}")
+        if failed:
+            why = "\n".join(("no image was removed, because these lines failed:", *failed))
+            raise RunnerError(f"{len(failed)} of the images in {listing} cannot be had", why, "see the warnings above")
+        for removed in stores[0].collect(0, kept):
             self.report.say(f"removed {removed}, which is not listed")
 
     def _step(self) -> str:
@@ -123,47 +152,85 @@ class Getter:
         # pyxis' last `release` has no SLURMD_NODENAME
         return "+".join([*words, os.uname().nodename]).replace("/", "-") if words[1] else ""
 
-    def _own_folders(self) -> list[Path]:
-        """The user's own folders, without those that name a variable which is not set."""
-        variables = {"HOME": str(folders.home(self.environ)), "UID": str(os.geteuid()), **self.environ}
-        texts = [each for each in self.settings.folders if all(map(variables.get, expansion.names(each)))]
-        return [Path("/", expansion.expand(text, variables, "folders")) for text in texts]
+    def _start(self) -> str:
+        """The start of a job step on several nodes, for the name of what its nodes share; empty for other processes."""
+        nodes = self.environ.get("SLURM_STEP_NUM_NODES") or self.environ.get("SLURM_NNODES") or "1"
+        names = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+        words = [self.environ.get(name, "") for name in names]
+        return "+".join(words).replace("/", "-") if nodes != "1" and words[1] and words[2] else ""
 
-    def _stores(self, paths: list[Path], owner: int) -> list[Store]:
-        """The stores that other users cannot change. Folders of this user are created."""
+    def _own_folders(self, trouble: list[str]) -> list[Path]:
+        """The user's own folders, without those that name a variable which is not set; `trouble` gets why."""
+        variables = {"UID": str(os.geteuid()), **self.environ}
+        with suppress(KeyError):  # a step may get no variables: srun --export=NONE
+            user = pwd.getpwuid(os.geteuid())
+            known = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
+            variables = {**known, **{name: value for name, value in variables.items() if value or name not in known}}
+        found = []
+        for text in self.settings.folders:
+            if unset := [name for name in expansion.names(text) if not variables.get(name)]:
+                trouble.append(f"{text}: {', '.join(unset)} is not set")
+            else:
+                found.append(Path("/", expansion.expand(text, variables, "folders")))
+        return found
+
+    def _stores(self, paths: list[Path], owner: int, trouble: list[str]) -> list[Store]:
+        """The stores that other users cannot change; `trouble` gets the reasons against the others. Folders of this
+        user are created."""
         found = []
         for path in paths:
             try:
                 if owner == os.geteuid():
                     path.mkdir(0o755 if owner == self.settings.shared_owner else 0o700, parents=True, exist_ok=True)
-                    (path / "leases").mkdir(exist_ok=True)
                 danger = Store(path, owner).danger(path)
+                if owner == os.geteuid() and not danger:
+                    (path / "leases").mkdir(exist_ok=True)
             except OSError as error:
                 danger = error.strerror or str(error)
             found += [] if danger else [Store(path, owner)]
             if danger:
+                trouble.append(f"{path}: {danger}")
                 self.report.warn(f"not using {path}: {danger}")
         return found
 
-    def _fetch(self, reference: Reference, name: str, store: Store, step: str) -> Path:
-        """The image's file in this store; imported unless another process does so."""
+    def _fetch(self, wanted: "Wanted", store: Store, others: list[Store], step: str) -> Path:
+        """The image's file in this store; imported unless another process does so. Or the file in another store, if an
+        import had to go there meanwhile."""
 
         def make() -> None:
-            from runner.images.importer.importer import import_image
-            from runner.images.importer.plan import ImportOptions, ImportRequest
-            from runner.project import find_project
-
-            source = f"docker://{reference.user}@{reference}" if reference.user else f"docker://{reference}"
-            chosen, http = self.settings.compression, int(self.settings.allow_http)
-            options = ImportOptions(output=store.folder / name, compression=chosen, allow_http=http, force=True)
-            project = find_project(Path("/"))
-            import_image(ImportRequest(source, store.folder, project, self.environ, options), self.report)
+            for number, reference in enumerate(wanted.sources, 1):
+                try:
+                    self._import_from(reference, wanted, store, check_room=bool(others))
+                    return
+                except RunnerError as error:
+                    if store.is_fault(error) or number == len(wanted.sources):
+                        raise
+                    self.report.warn(f"{error.what}: {error.why}; asking {wanted.sources[number].registry}")
 
         with files.explained(f"write to {store.folder}"):
-            return store.fetch(name, step, make, self.report)
+            name = wanted.name_in(store)
+            return store.fetch(name, step, make, self.report, lambda: self._take(wanted, others))
 
-    def _resolve(self, image: str, digests: list[Path]) -> tuple[Reference, str]:
-        """Where to read the image that a tag names now, by digest, and the name of its file."""
+    def _import_from(self, reference: Reference, wanted: "Wanted", store: Store, check_room: bool) -> None:
+        from runner.images.importer.importer import import_image
+        from runner.images.importer.plan import ImportOptions, ImportRequest
+        from runner.project import find_project
+
+        source = f"docker://{reference.user}@{reference}" if reference.user else f"docker://{reference}"
+        options = ImportOptions(
+            output=store.folder / wanted.name_in(store),
+            compression=self.settings.compression,
+            allow_http=int(self.settings.allow_http),
+            force=True,
+            verify="digest",  # the digest of the image covers all its layers
+            trace=wanted.trace_in(store),
+            importer=True,
+            check_room=check_room,
+        )
+        import_image(ImportRequest(source, store.folder, find_project(Path("/")), self.environ, options), self.report)
+
+    def _resolve(self, image: str, digests: list[Path]) -> "Wanted":
+        """The image that a tag names now, by digest."""
         source = parse_source(image if "://" in image else f"docker://{image}", Path("/"))
         if source.scheme != "docker":
             raise RunnerError(f"cannot get {image}", "the importer reads only from registries", "write docker://IMAGE")
@@ -173,51 +240,117 @@ class Getter:
             if not any(place.startswith(f"{entry.rstrip('/')}/") for entry in allowed):
                 why = f"images may come from {', '.join(allowed) or 'no registry'}"
                 raise RunnerError(f"{reference} is not allowed here", why, f"see the key `registries` in {SYSTEM}")
-        if not reference.digest:
-            reference = self._with_digest(reference, digests)
-        inputs = f"{reference.digest} {probe.architecture()} {self.settings.compression}"
-        return reference, f"{source.name[:120]}-{hashlib.sha256(inputs.encode()).hexdigest()[:12]}.sqsh"
+        mirror = self.settings.mirrors.get(reference.registry)
+        mirrored = mirror and registry_reference(f"{mirror}/{reference.repository}:{reference.tag or 'latest'}")
+        sources: tuple[Reference, ...] = (reference,)
+        if reference.digest:
+            sources = (replace(mirrored, digest=reference.digest), reference) if mirrored else sources
+        else:
+            sources = self._with_digest(reference, mirrored or None, digests)
+        inputs = f"{sources[0].digest} {probe.architecture()} {self.settings.compression}"
+        return Wanted(source.name[:120], sources, inputs)
 
-    def _with_digest(self, reference: Reference, digests: list[Path]) -> Reference:
-        """The reference with its tag's digest, from a mirror or the registry, or the last one noted in `digests`."""
+    def _with_digest(
+        self, reference: Reference, mirrored: Reference | None, digests: list[Path]
+    ) -> tuple[Reference, ...]:
+        """Where to read the tag's image: the mirror and the registry, with the digest that one of them has for the tag,
+        or the last one noted in `digests`."""
         note = _note(reference)
-        if mirror := self.settings.mirrors.get(reference.registry):
+        if mirrored:
             try:
-                mirrored = registry_reference(f"{mirror}/{reference.repository}:{reference.tag}")
-                return replace(mirrored, digest=self._ask(mirrored))
+                digest = self._ask(mirrored, digests)
+                return replace(mirrored, digest=digest), replace(reference, digest=digest)
             except RunnerError as error:
                 self.report.warn(f"{error.what}: {error.why}; asking {reference.registry}")
+        noted = next((text for folder in digests if (text := files.text_of(folder / note))), "")
+        spare = noted if self.settings.last_digest else ""
         try:
-            digest = self._ask(reference)
-            if digests and files.text_of(digests[0] / note) != digest:
+            digest = self._ask(reference, digests, briefly=bool(spare))
+            if digests and noted != digest:
                 with suppress(RunnerError):
                     files.write(digests[0] / note, digest)
         except Unreachable as error:
-            digest = next((text for folder in digests if (text := files.text_of(folder / note))), "")
-            if not self.settings.last_digest or not digest:
+            if not spare:
                 raise
+            digest = spare
             self.report.warn(f"{error.what}: {error.why}; using the last known digest of {reference}: {digest}")
-        return replace(reference, digest=digest)
+        return (replace(reference, digest=digest),)
 
-    def _ask(self, reference: Reference) -> str:
-        """The tag's digest, from a request that began after this process, by this or another process on this node."""
+    def _ask(self, reference: Reference, digests: list[Path], briefly: bool = False) -> str:
+        """The tag's digest, from a request that began after this process, by this or another process on this node; or
+        by another node of this job step."""
         place = Path(self.environ.get("TMPDIR") or "/tmp", f"runner-importer-{os.geteuid()}")
-        notes = [here.folder / _note(reference) for here in self._stores([place], os.geteuid())]
+        notes = [here.folder / _note(reference) for here in self._stores([place], os.geteuid(), [])]
         with ExitStack() as stack:
             for note in notes:
                 with suppress(RunnerError, OSError):  # the other process gets no answer: ask too
                     stack.enter_context(files.locked(note, timeout_seconds=_TURN_SECONDS))
                 if (files.modified(note) or 0.0) >= self.began and (digest := files.text_of(note)):
                     return digest
+            started = [folder / f"{_note(reference)}+{self._start()}" for folder in digests[:1] if self._start()]
+            if digest := next(map(_from_another_node, started), ""):
+                return digest
             from runner.images.sources.registry.repository import ask_digest
 
             asked = time.time()
-            digest = ask_digest(reference, self.environ, int(self.settings.allow_http))
-            for note in notes:
+            digest = ask_digest(reference, self.environ, int(self.settings.allow_http), briefly=briefly)
+            for note in (*notes, *started):
                 with suppress(RunnerError, OSError):
                     files.write(note, digest)
                     os.utime(note, (asked, asked))
         return digest
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """An image, and the names of its file."""
+
+    name: str
+    """as the user wrote it, in one word: nvidia+pytorch+24.06-py3"""
+    sources: tuple[Reference, ...]
+    """where to read it, all with its digest"""
+    inputs: str
+    """what determines the content of the file, besides a trace"""
+
+    def name_in(self, store: Store) -> str:
+        """The file's name in a store. It is the same for all tags and repositories that have this digest."""
+        trace = self.trace_in(store)
+        inputs = f"{self.inputs} {hashlib.sha256(trace.read_bytes()).hexdigest()}" if trace else self.inputs
+        return f"{hashlib.sha256(inputs.encode()).hexdigest()[:32]}.sqsh"
+
+    def trace_in(self, store: Store) -> Path | None:
+        """The store's trace of what a start of this image reads: traces/NAME.trace; None if there is none."""
+        path = store.folder / f"traces/{self.name}.trace"
+        try:
+            return path if path.is_file() and not store.danger(path) else None
+        except OSError:
+            return None
+
+
+def _from_another_node(note: Path) -> str:
+    """The digest that another node of the job step has got, or gets now; empty if this node has to ask."""
+    with suppress(OSError):
+        note.parent.mkdir(exist_ok=True)
+        try:
+            (note.parent / f"{note.name}+asked").open("x").close()
+            return ""
+        except FileExistsError:
+            deadline = time.monotonic() + _TURN_SECONDS
+            while not (digest := files.text_of(note)) and time.monotonic() < deadline:
+                time.sleep(0.2)
+            return digest
+    return ""
+
+
+_AHEAD = re.compile(rb"^hot ([1-9]\d*) ([1-9]\d*)$", re.MULTILINE)
+
+
+def read_ahead(path: Path) -> None:
+    """Let the kernel read what a start of the image reads, if the file ends with such a list (`hot.LIST_SIZE`)."""
+    with suppress(OSError), path.open("rb") as file:
+        file.seek(-4096, os.SEEK_END)
+        for offset, length in _AHEAD.findall(file.read().rstrip(b"\0")):
+            os.posix_fadvise(file.fileno(), int(offset), int(length), os.POSIX_FADV_WILLNEED)
 
 
 def _note(reference: Reference) -> str:

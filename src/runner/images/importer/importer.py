@@ -1,5 +1,6 @@
 """Import an image as one squashfs file: its names, its lock and its sidecar. The file appears only when complete."""
 
+import errno
 import os
 import time
 from collections.abc import Iterator
@@ -154,6 +155,9 @@ def _import_locked(plan: ImportPlan, report: Report, options: ImportOptions, hel
 
 def _make(plan: ImportPlan, report: Report, options: ImportOptions) -> tuple[Squashfs, Packed]:
     image = plan.image
+    room = os.statvfs(plan.target.parent)
+    if options.check_room and room.f_bavail * room.f_frsize < image.size_bytes:
+        raise OSError(errno.ENOSPC, f"No space left on device for an image of {image.size_bytes / 1e6:,.0f} MB")
     omitted = enroot_files.multiline_variables(image.config)
     if omitted:
         report.warn(
@@ -175,7 +179,7 @@ def _make(plan: ImportPlan, report: Report, options: ImportOptions) -> tuple[Squ
                 index_of(packed, file, plan.packing, target)
         with packed.phase("disk"):
             files.sync(unfinished)
-        squashfs = _described(plan, unfinished, packed)
+        squashfs = _described(plan, unfinished, packed, options)
         # before the file itself: a sidecar alone is harmless, but a file alone would count as a foreign file
         described.write_text(as_json(squashfs))
         files.publish(described, sidecar(plan.target), mask=_MASK)
@@ -193,10 +197,10 @@ def _make(plan: ImportPlan, report: Report, options: ImportOptions) -> tuple[Squ
     return squashfs, packed
 
 
-def _described(plan: ImportPlan, made: Path, packed: Packed) -> Squashfs:
+def _described(plan: ImportPlan, made: Path, packed: Packed, options: ImportOptions) -> Squashfs:
     size = made.stat().st_size
     sha256 = ""
-    if size < _QUICK_TO_HASH:
+    if size < _QUICK_TO_HASH and not options.importer:  # no launch asks for it there
         with packed.phase("sha256"):
             sha256 = sha256_of(made)
     return Squashfs(
@@ -214,6 +218,7 @@ def _described(plan: ImportPlan, made: Path, packed: Packed) -> Squashfs:
         labels=recorded_labels(plan.image.config.get("Labels") or {}),
         settings=plan.packing.settings,
         digest=plan.image.digest,
+        importer=options.importer,
     )
 
 

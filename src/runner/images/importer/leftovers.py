@@ -1,6 +1,9 @@
 """Find and remove files of killed imports, which are recognized by a lock that is free again."""
 
 import re
+import time
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 from runner.machine import files
@@ -23,6 +26,18 @@ def clear_leftovers(folder: Path, report: Report, held: Path | None = None) -> N
         target = folder / found["target"]
         if (target == held or not files.is_locked(target)) and _remove(path):
             report.say(f"removed {path.name}, which an interrupted import left behind")
+
+
+def clear_unclaimed(folder: Path, claimed: Collection[str], idle_seconds: float) -> None:
+    """Remove the hidden folders of the importer's killed imports, also where the file system has no locks.
+
+    `claimed`: the beginnings of the names of those whose process lives. An import writes to its folder all the time.
+    """
+    for path in folder.glob(f".*{SUFFIX}"):
+        with suppress(OSError):
+            used = max(part.stat().st_mtime for part in (path, *path.iterdir()))
+            if not path.name.startswith(tuple(claimed)) and time.time() - used > idle_seconds:
+                _remove(path)
 
 
 def _remove(folder: Path) -> bool:

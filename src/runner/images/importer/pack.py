@@ -64,8 +64,8 @@ def set_for_streams() -> Iterator[None]:
             gc.enable()
 
 
-# increase when the same image is packed to different bytes. 1 was tar2sqfs
-PACKING = 2
+# increase when the same image is packed to different bytes. 1 was tar2sqfs; up to 2, own files hid a linked /etc
+PACKING = 3
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,7 @@ def pack_image(
     previous: LayerIndex | None,
     advance: Callable[[int], None],
 ) -> Packed:
-    """Write the image to `file` as a complete squashfs. `own_files` (path -> text, mode) form a layer on top of the
-    others.
+    """Write the image to `file` as a complete squashfs, with `own_files` (path -> text, mode).
 
     `advance` gets the number of bytes read from blobs. Raises RunnerError for a layer that cannot be read or verified,
     and OSError for the disk.
@@ -154,6 +153,7 @@ def pack_image(
                     packer.read(layer, advance)
         with packed.phase("tables"):
             root = flattener.finish()
+            packer.place_own()
             hot = options.trace and HotRegion(options.trace, root, writer, file, options.compression)
             write_tables(file, writer, root, time=options.epoch or 0, compression=options.compression)
             if hot:
@@ -177,18 +177,21 @@ class _Packer:
 
     def __init__(self, flattener: Flattener, writer: DataWriter, options: PackOptions, packed: Packed) -> None:
         self._flattener, self._writer, self._options, self._packed = flattener, writer, options, packed
+        self._own: dict[bytes, Leaf] = {}
 
     def add_own(self, files: Mapping[str, tuple[str, int]]) -> None:
-        """A layer of our own files, above all others."""
-        self._flattener.begin_layer()
+        """Write the data of our own files."""
         self._writer.begin_run()
         for path, (text, mode) in files.items():
             data = text.encode("utf-8", "surrogateescape")
-            leaf = self._offer(Entry(path.encode(), stat.S_IFREG | mode, 0, 0, 0, len(data)))
-            if leaf:
-                leaf.data = self._writer.add(len(data), io.BytesIO(data))
+            written = self._writer.add(len(data), io.BytesIO(data))
+            self._own[path.encode()] = Leaf(stat.S_IFREG | mode, 0, 0, 0, (), written, 0)
         self._writer.end_run()
-        self._flattener.end_layer()
+
+    def place_own(self) -> None:
+        """Put our own files into the finished tree."""
+        for path, leaf in self._own.items():
+            self._flattener.place(path, leaf)
 
     def read(self, layer: Layer, advance: Callable[[int], None]) -> None:
         """Read a layer, and pack its visible files."""

@@ -69,6 +69,10 @@ class ImportOptions:
     """arguments of `lfs setstripe`, for a target on Lustre"""
     trace: Path | None = None
     """what a start reads (default: the trace beside the recipe of the image)"""
+    importer: bool = False
+    """the file is one of `runner-importer`, which starts a container as soon as the file is there"""
+    check_room: bool = False
+    """fail at once if the disk has less free space than the image's layers need"""
 
     def __post_init__(self) -> None:
         Compression.parse(self.compression)

@@ -1,7 +1,9 @@
 """A folder of squashfs files for pyxis: whose files are used, who imports, which jobs use a file, what is removed."""
 
+import errno
 import fcntl
 import os
+import random
 import stat
 import threading
 import time
@@ -11,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.errors import RunnerError
+from runner.images.importer.leftovers import clear_unclaimed
 from runner.images.squashfs_file import index_path, is_whole, read_squashfs, sidecar
 from runner.machine import files
 from runner.machine.report import Report
@@ -20,6 +23,13 @@ _DEAD_SECONDS = 10.0  # without a touch, by the clock of the process that waits
 _RECENT_SECONDS = 3600  # a `get` outside Slurm writes no lease
 _YOUNG_SECONDS = 600  # a lease counts so long even if squeue does not list its job
 _LEASE_SECONDS = 7 * 86400  # the same for jobs that squeue cannot know
+_FULL_SECONDS = 120  # how long a folder that was too full for an image is not tried again, if it has no more space
+_MORE_BYTES = 64 << 20  # other files come and go meanwhile
+_LEAST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 1.0  # between two looks at another process's import
+
+# errors that another folder may not have
+_OF_A_FOLDER = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE}
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 @dataclass(frozen=True)
@@ -39,13 +49,22 @@ class Store:
                 if danger := self.danger(step.parent / step.readlink()):
                     return danger
             elif status.st_mode & 0o022 and not (status.st_mode & stat.S_ISVTX and status.st_uid == 0):
-                return f"its group or all users may write to {step}"
+                who = "its group" if not status.st_mode & 0o002 else "all users"
+                return f"{who} may write to {step} (to change that: chmod go-w {step})"
         return ""
+
+    def is_fault(self, error: RunnerError) -> bool:
+        """Whether an error is one of this folder, which another folder may not have."""
+        cause = error.__cause__
+        if not isinstance(cause, OSError) or cause.errno not in _OF_A_FOLDER:
+            return False
+        return cause.filename is None or Path(os.fsdecode(cause.filename)).is_relative_to(self.folder)
 
     def take(self, name: str, step: str) -> Path | None:
         """The path of a whole, trusted file, leased to the job step; None if there is none."""
         path = self.folder / name
         try:
+            path.lstat()  # most often it is not there, and then nothing else is looked at
             safe = not path.is_symlink() and not self.danger(path) and not self.danger(sidecar(path))
         except OSError:  # not there, or removed meanwhile
             return None
@@ -53,46 +72,69 @@ class Store:
             return None
         with suppress(OSError):  # in another user's folder, only the lease is written
             if step:
-                lease = self.folder / "leases" / f"{step}+{path.stem[-12:]}"
-                os.close(os.open(lease, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644))
-                os.utime(lease, follow_symlinks=False)
+                # all users may write to the folder of the leases: nobody can foresee this name, or use it first
+                lease = self.folder / "leases" / f"{step}+{os.geteuid()}-{os.urandom(8).hex()}+{path.stem}"
+                os.close(os.open(lease, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644))
             os.utime(sidecar(path))
         return path if path.exists() else None  # looked at after the lease was written: see `collect`
 
-    def fetch(self, name: str, step: str, make: Callable[[], object], report: Report) -> Path:
-        """The file, leased to the job step. One process makes it, and the others wait for it. Raises OSError."""
+    def fetch(
+        self, name: str, step: str, make: Callable[[], object], report: Report, elsewhere: Callable[[], Path | None]
+    ) -> Path:
+        """The file, leased to the job step. One process makes it, and the others wait for it.
+
+        `elsewhere`: the file of another folder, to which the process that had the claim before may have had to go.
+        Raises OSError, and RunnerError if the folder was too full for the image a short time ago.
+        """
         target, claim = self.folder / name, _Claim(self.folder / f".{name}.importing", report)
+        began = time.monotonic()
         while not (path := self.take(name, step)):
+            if not claim.end_if_dead(target):
+                waited = time.monotonic() - began
+                pause = min(max(waited / 10, _LEAST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
+                time.sleep(pause * random.uniform(0.5, 1.0))  # random: a thousand nodes should not all look at once
+                continue
             with claim.hold() as held:
-                try:
-                    if held:
-                        make()
-                    if held and not self.take(name, step):
-                        raise RunnerError(f"cannot use {target}", "other users may write to it", f"rm {target}")
-                except RunnerError:
-                    if claim.is_ours():
-                        raise
-                    # another process took over, because this one was too slow: use the other one's file
-            if not held and not claim.end_if_dead(target):
-                time.sleep(0.1)
+                if held and (other := elsewhere()):
+                    return other
+                if held:
+                    self._make(name, make, claim)
         return path
+
+    def _make(self, name: str, make: Callable[[], object], claim: "_Claim") -> None:
+        """Make the file, with the claim held."""
+        target, full, known, free = self.folder / name, self.folder / f".{name}.full", False, 0
+        try:
+            room = os.statvfs(self.folder)
+            free = room.f_bavail * room.f_frsize
+            known = time.time() - (files.modified(full) or 0.0) < _FULL_SECONDS
+            if known and free <= int(files.text_of(full) or 0) + _MORE_BYTES:
+                error = OSError(errno.ENOSPC, "it was too full for this image a short time ago")
+                raise RunnerError(f"cannot write {target}", str(error.strerror), "free some space there") from error
+            for part in (sidecar(target), index_path(target)):  # one that is damaged would end each import
+                part.unlink(missing_ok=True)
+            make()
+            if not self.take(name, ""):
+                why = self.danger(target) if target.exists() else "another process has removed it"
+                raise RunnerError(f"cannot use {target}", why, f"rm {target}")
+        except RunnerError as error:
+            if not claim.is_ours():
+                return  # another process took over, because this one was too slow: use the other one's file
+            if self.is_fault(error) and getattr(error.__cause__, "errno", None) in _FULL and not known:
+                with suppress(OSError):
+                    full.write_text(str(free))  # what was not enough
+            raise
 
     def collect(self, limit_bytes: int, keep: set[str]) -> Iterator[Path]:
         """Remove the files that were not used for the longest time until the others fit into the limit.
 
-        Files whose names are in `keep`, files that jobs use, and those of `runner import` (their link has another name)
-        stay. A file is hidden before the leases are read again: who has still seen it wrote a lease before.
+        Files whose names are in `keep`, files that jobs use, and those that the importer did not make stay. A file is
+        hidden before the leases are read again: who has still seen it wrote a lease before.
         """
-        jobs: set[str] | None = None
         with suppress(FileNotFoundError):  # another process removes files too
-            made = [each for path in self.folder.glob("*.sqsh") if (each := read_squashfs(path)) and each.link == path]
+            made = [each for path in self.folder.glob("*.sqsh") if (each := read_squashfs(path)) and each.importer]
             total = sum(each.size_bytes for each in made)
-            if total > limit_bytes:
-                from runner.machine import process  # not needed by most starts
-
-                with suppress(RunnerError):
-                    listed = ("squeue", "--noheader", "--format=%A")
-                    jobs = set(process.run(listed, timeout_seconds=30).stdout.split())
+            jobs = _running_jobs() if total > limit_bytes else None
             for used, path in sorted((sidecar(each.path).stat().st_mtime, each.path) for each in made):
                 idle = path.name not in keep and time.time() - used > _RECENT_SECONDS
                 if total > limit_bytes and idle and not self._is_leased(path, jobs):
@@ -104,21 +146,60 @@ class Store:
                     for part in (hidden, index_path(path), sidecar(path)):
                         part.unlink(missing_ok=True)
                     yield path
-            for left in (*self.folder.glob(".*.removed"), *self.folder.glob(".*.importing")):  # by a killed process
-                if time.time() - left.stat().st_ctime > _RECENT_SECONDS:
-                    left.unlink()
+            self._clear()
 
-    def _is_leased(self, path: Path, jobs: set[str] | None) -> bool:
+    def _clear(self) -> None:
+        """Remove what killed processes left behind, and old notes."""
+        claimed = [path.name.removesuffix("importing") for path in self.folder.glob(".*.importing")]
+        clear_unclaimed(self.folder, claimed, _RECENT_SECONDS)
+        for pattern in (".*.removed", ".*.importing", ".*.full", "digests/*+*"):
+            for left in self.folder.glob(pattern):
+                if time.time() - left.lstat().st_ctime > _RECENT_SECONDS:
+                    left.unlink(missing_ok=True)
+
+    def _is_leased(self, path: Path, jobs: "_Jobs | None") -> bool:
         """Whether a job uses the file. `jobs`: those of this cluster; None if squeue does not answer."""
-        for lease in self.folder.glob(f"leases/*+*+*+*+{path.stem[-12:]}"):
+        for lease in self.folder.glob(f"leases/*+*+*+*+*+{path.stem}"):
+            try:
+                status = lease.lstat()
+            except OSError:
+                continue
             cluster, job = lease.name.split("+")[:2]
-            known = jobs is not None and cluster == os.environ.get("SLURM_CLUSTER_NAME")
-            age = time.time() - (files.modified(lease) or 0.0)
-            if job in (jobs or ()) or age < (_YOUNG_SECONDS if known else _LEASE_SECONDS):
+            here = jobs is not None and cluster == os.environ.get("SLURM_CLUSTER_NAME")
+            known = here and jobs is not None and (jobs.of_all_users or status.st_uid == os.geteuid())
+            age = time.time() - status.st_mtime
+            if (jobs is not None and job in jobs.numbers) or age < (_YOUNG_SECONDS if known else _LEASE_SECONDS):
                 return True
             with suppress(OSError):
                 lease.unlink()
         return False
+
+
+@dataclass(frozen=True)
+class _Jobs:
+    """The jobs that Slurm has now."""
+
+    numbers: frozenset[str]
+    of_all_users: bool
+    """false: Slurm shows this user only their own jobs (PrivateData)"""
+
+
+def _running_jobs() -> _Jobs | None:
+    """The jobs of this cluster; None if Slurm does not answer.
+
+    --all: also those in hidden partitions. The user's SQUEUE_* variables would leave jobs out.
+    """
+    from runner.machine import process  # not needed by most starts
+
+    unset = [f"--unset={name}" for name in os.environ if name.startswith(("SQUEUE_", "SLURM_CLUSTERS"))]
+    squeue = ("env", *unset, "squeue", "--all", "--noheader", "--format=%A")
+    try:
+        numbers = frozenset(process.run(squeue, timeout_seconds=30).stdout.split())
+        shown = process.run(("scontrol", "show", "config"), check=False, timeout_seconds=30).stdout
+    except RunnerError:
+        return None
+    private = next((line for line in shown.splitlines() if line.startswith("PrivateData")), "")
+    return _Jobs(numbers, os.geteuid() == 0 or not {"jobs", "all"} & set(private.replace(",", " ").split()))
 
 
 class _Claim:

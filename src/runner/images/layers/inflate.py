@@ -1,4 +1,6 @@
-"""A layer's bytes decompressed. The first bytes, not the media type, decide: gzip, zstd, or none.
+"""A layer's bytes decompressed. The first bytes, not the media type, decide: gzip, zstd, xz, bzip2, or none.
+
+OCI allows only gzip, zstd and none, but podman reads and copies the others too.
 
 A chunk is at most 4 MiB, so a small layer that inflates to gigabytes never fills the memory; with smaller chunks the
 threads on both sides wake each other too often. Source: RFC 1952, RFC 8878.
@@ -19,7 +21,8 @@ _SMALL = 1 << 17  # smaller pieces are joined
 _WINDOW = 1 << 27
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _SKIPPABLE = b"\x2a\x4d\x18"  # after a byte 0x50 to 0x5f
-_OTHERS = {b"BZh": "bzip2", b"\xfd7zXZ\0": "xz"}
+_BZIP2, _XZ = b"BZh", b"\xfd7zXZ\0"
+_XZ_MEMORY = 256 << 20  # xz -9 needs 65 MiB
 # a frame of 32 times 0xa5 in one RLE block: see `_unzstd`
 _SENTINEL = b"\xa5" * 32
 _SENTINEL_FRAME = _ZSTD + b"\x20\x20" + (1 | 1 << 1 | 32 << 3).to_bytes(3, "little") + b"\xa5"
@@ -33,7 +36,10 @@ def broken(why: str) -> RunnerError:
 
 
 def inflated(pull: Pull) -> tuple[str, Iterator[bytes]]:
-    """The compression ("gzip", "zstd", "") and the plain chunks. Iterating raises RunnerError for damaged bytes."""
+    """The compression ("gzip", "zstd", "xz", "bzip2", "") and the plain chunks.
+
+    Iterating raises RunnerError for damaged bytes.
+    """
     head = b""
     while len(head) < 6 and (chunk := pull()):
         head += chunk
@@ -41,9 +47,10 @@ def inflated(pull: Pull) -> tuple[str, Iterator[bytes]]:
         return "gzip", _joined(_gunzip(head, pull))
     if head.startswith(_ZSTD) or (head[1:4] == _SKIPPABLE and head[0] & 0xF0 == 0x50):
         return "zstd", _unzstd(head, pull)
-    for magic, name in _OTHERS.items():
-        if head.startswith(magic):
-            raise broken(f"it is compressed with {name}, which OCI does not allow")
+    if head.startswith(_XZ):
+        return "xz", _streams("xz", _XZ, head, pull)
+    if head.startswith(_BZIP2):
+        return "bzip2", _streams("bzip2", _BZIP2, head, pull)
     return "", _plain(head, pull)
 
 
@@ -80,6 +87,32 @@ def _gunzip(data: bytes, pull: Pull) -> Iterator[bytes]:
             except igzip_lib.IsalError as error:  # type: ignore[misc]  # its stub calls the class an instance
                 raise broken(f"its gzip stream is damaged: {error}") from error
         position -= len(decoder.unused_data)
+
+
+def _streams(name: str, magic: bytes, data: bytes, pull: Pull) -> Iterator[bytes]:
+    """The streams of xz or bzip2 in order; what follows the last is ignored, such as the padding of xz."""
+    import bz2
+    import lzma
+
+    while True:
+        decoder = bz2.BZ2Decompressor() if name == "bzip2" else lzma.LZMADecompressor(lzma.FORMAT_XZ, _XZ_MEMORY)
+        while not decoder.eof:
+            if decoder.needs_input and not data and not (data := pull()):
+                raise broken(f"its {name} stream is truncated")
+            try:
+                piece = decoder.decompress(data, CHUNK)
+            except (lzma.LZMAError, OSError, EOFError) as error:
+                raise broken(f"its {name} stream is damaged: {error}") from error
+            data = b""
+            if piece:
+                yield piece
+        data = decoder.unused_data
+        while len(data) < len(magic) and (chunk := pull()):
+            data += chunk
+        if not data.startswith(magic):
+            while pull():
+                pass
+            return
 
 
 def _joined(pieces: Iterator[bytes]) -> Iterator[bytes]:

@@ -24,6 +24,11 @@ _ENDS = b"\0 "  # terminators of a number
 _SPARSE_PAIR = (b"GNU.sparse.offset", b"GNU.sparse.numbytes")
 
 
+def shown(name: bytes) -> str:
+    """A name in quotes, for messages."""
+    return repr(name[:200].decode(errors="backslashreplace"))
+
+
 def damaged(why: str) -> RunnerError:
     """The error for a layer with an invalid tar stream."""
     return RunnerError("a layer of the image is not a valid tar stream", why, "pull or build the image again")
@@ -72,7 +77,7 @@ def number(field: bytes) -> int:
     try:
         return int(field.partition(b"\0")[0].strip() or b"0", 8)
     except ValueError:
-        raise damaged(f"{field!r} in a tar header is not a number") from None
+        raise damaged(f"{shown(field)} in a tar header is not a number") from None
 
 
 def decimal(text: bytes) -> int:
@@ -80,7 +85,7 @@ def decimal(text: bytes) -> int:
     whole, _, fraction = text.partition(b".")
     digits = whole.removeprefix(b"-")
     if not digits.isdigit() or len(digits) > 20 or (fraction and not fraction.isdigit()):
-        raise damaged(f"{text[:40]!r} in a PAX header is not a number")
+        raise damaged(f"{shown(text[:40])} in a PAX header is not a number")
     value = int(whole)
     return value - 1 if whole[:1] == b"-" and fraction.strip(b"0") else value
 
@@ -93,19 +98,19 @@ def normalised(name: bytes) -> bytes:
     else:
         parts = [part for part in name.split(b"/") if part and part != b"."]
         if b".." in parts:
-            raise damaged(f"the path {name[:200]!r} leads out of the image's root")
+            raise damaged(f"the path {shown(name[:200])} leads out of the image's root")
         plain = b"/".join(parts)
         if len(plain) > LONGEST_PATH or max(map(len, parts), default=0) > _LONGEST_NAME:
-            raise damaged(f"the path {name[:60]!r}... is longer than Linux allows")
+            raise damaged(f"the path {shown(name[:60])}... is longer than Linux allows")
     if plain.find(0) >= 0:
-        raise damaged(f"the path contains NUL: {plain[:200]!r}")
+        raise damaged(f"the path contains NUL: {shown(plain[:200])}")
     return plain
 
 
 def symlink_target(text: bytes) -> bytes:
     """The target of a symlink, unchanged. Raises RunnerError if Linux cannot hold it."""
     if not text or len(text) > LONGEST_PATH or b"\0" in text:
-        raise damaged(f"{text[:60]!r} ({len(text)} bytes) cannot be the target of a symlink")
+        raise damaged(f"{shown(text[:60])} ({len(text)} bytes) cannot be the target of a symlink")
     return text
 
 
@@ -127,7 +132,7 @@ def pax_records(data: bytes) -> dict[bytes, bytes]:
         end = position + int(digits)
         key, separator, value = data[blank + 1 : end - 1].partition(b"=")
         if end > length or data[end - 1 : end] != b"\n" or not separator or not key:
-            raise damaged(f"a record of a PAX header is invalid: {data[position : position + 40]!r}")
+            raise damaged(f"a record of a PAX header is invalid: {shown(data[position : position + 40])}")
         position = end
         if key in _SPARSE_PAIR:
             if (key == _SPARSE_PAIR[1]) != len(pairs) % 2:
@@ -152,5 +157,5 @@ def xattrs(records: dict[bytes, bytes]) -> tuple[tuple[bytes, bytes], ...]:
         raise damaged(f"an entry's extended attributes take more than {LARGEST_XATTRS >> 10} KiB")
     for name, _ in found:
         if not name or len(name) > _LONGEST_NAME or b"\0" in name:
-            raise damaged(f"{name[:60]!r} cannot be the name of an extended attribute")
+            raise damaged(f"{shown(name[:60])} cannot be the name of an extended attribute")
     return tuple(found)

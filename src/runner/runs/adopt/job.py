@@ -25,6 +25,7 @@ _KEYS = {"ntasks-per-node": "tasks_per_node", "cpus-per-task": "cpus_per_task", 
 # flags that runner refuses, but without which the job does the same
 _HARMLESS = {"export", "wait", "overcommit", "pty"}
 # Source: pyxis 0.24.0, the variables that it does not pass to enroot
+RANKS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
 _NOT_INTO_CONTAINERS = {"PATH", "LD_LIBRARY_PATH", "LD_PRELOAD"}
 
 
@@ -52,6 +53,8 @@ class Draft:
     flags: dict[str, dict[str, str]] = field(default_factory=lambda: {"sbatch": {}, "srun": {}})
     allocated: bool = False
     """sbatch requests the resources, and srun starts a step in them"""
+    sets_ranks: bool = False
+    """the step sets variables of RANKS, so its program reads them"""
     all_gpus: str = ""
     """the option that requests all GPUs of a node"""
 
@@ -120,6 +123,7 @@ class Draft:
 
     def _read_variable(self, name: str, value: str, given: str, adopted: Adopted) -> None:
         """Read a variable that the job exports. The value is plain text."""
+        self.sets_ranks = self.sets_ranks or name in RANKS
         if name in _NOT_INTO_CONTAINERS:
             adopted.not_carried_over(given, f"a container does not get the host's {name}; set it in [env] of the EDF")
         elif name == "NVIDIA_VISIBLE_DEVICES" or looks_secret(name, value):  # the engine reads the first one

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from runner.bash import Word
+from runner.bash import Word, here_document_lines
 from runner.expansion import literal
 from runner.runs.adopt.adopted import Adopted
 from runner.runs.schedulers.flags import SHORT
@@ -102,8 +102,10 @@ TORCHRUN = Grammar({"m": "module"}, frozenset(("standalone", "module", "no-pytho
 def read_directives(text: str, adopted: Adopted) -> tuple[Option, ...]:
     """The options in the `#SBATCH` lines. sbatch reads them up to the first command, and expands nothing in them."""
     words: list[Word] = []
-    ended = False
+    ended, inside = False, here_document_lines(text)
     for number, line in enumerate(text.splitlines(), 1):
+        if number in inside:  # the directives of another script
+            continue
         ended = ended or bool(line.strip() and not line.lstrip().startswith("#"))
         if not line.startswith("#SBATCH"):
             continue

@@ -15,7 +15,7 @@ from runner.expansion import expand, literal, names
 from runner.runs.adopt import containers
 from runner.runs.adopt.adopted import SECRET, Adopted, plain, secrets_in
 from runner.runs.adopt.containers import CONTAINER
-from runner.runs.adopt.job import Draft, Program, read_program
+from runner.runs.adopt.job import RANKS, Draft, Program, read_program
 from runner.runs.adopt.options import SBATCH, SRUN, Grammar, Option, read_directives, split
 from runner.runs.adopt.scope import ASSIGNMENT, Scope
 
@@ -104,9 +104,7 @@ def _main_step(text: str, adopted: Adopted, draft: Draft, folder: Path, name: st
     if draft.host_setup or wanted or any(command.line < main.command.line for command, _ in active):
         draft.host_setup[:0] = [f"export {' '.join(sorted(wanted))}"] if wanted else []
         _carry(host, adopted, draft, folder, arguments)
-    if program.launcher == "none" and re.search(r"export\b.*\b(RANK|WORLD_SIZE)=", "\n".join(draft.host_setup)):
-        program = replace(program, launcher="srun")  # it sets these variables for each task
-    return program
+    return _with_ranks(program, adopted, draft)
 
 
 def _refuse_others(steps: Sequence[Step], active: Sequence[tuple[Command, str]], main: Step, adopted: Adopted) -> None:
@@ -281,6 +279,17 @@ def _take(step: Step, scope: Scope, adopted: Adopted, draft: Draft) -> Program:
     return program
 
 
+def _with_ranks(program: Program, adopted: Adopted, draft: Draft) -> Program:
+    """The program with the launcher `srun`, which sets RANK and WORLD_SIZE for each task, if the user sets them too:
+    on the host, in an option of the step, or with `env` in front of the program."""
+    on_host = re.search(rf"export\b.*\b({'|'.join(RANKS)})=", "\n".join(draft.host_setup))
+    words = program.command[1:] if program.command[:1] == ("env",) else ()
+    by_env = {word.partition("=")[0] for word in words if ASSIGNMENT.fullmatch(word)}
+    if program.launcher == "none" and (draft.sets_ranks or on_host or RANKS & (by_env | adopted.env.keys())):
+        return replace(program, launcher="srun")
+    return program
+
+
 def _read_step(kind: str, words: Sequence[Word], adopted: Adopted, draft: Draft, scope: Scope) -> tuple[Word, ...]:
     """Read the words after `srun`, `docker run` or `podman run`, and return those of the program."""
     options, rest = _options(words, CONTAINER if kind in _ENGINES else SRUN, adopted, scope)
@@ -341,7 +350,7 @@ def read_command_line(argv: Sequence[str], adopted: Adopted, draft: Draft, folde
             "write it in one of these forms, or put it into a script, which runs unchanged: runner launch PATH",
         )
     adopted.folder = folder
-    return _take(step, Scope(), adopted, draft)
+    return _with_ranks(_take(step, Scope(), adopted, draft), adopted, draft)
 
 
 def _sbatch(words: Sequence[Word], adopted: Adopted, draft: Draft, folder: Path) -> Program:

@@ -64,7 +64,7 @@ def how_to_add(registry: str, environ: Mapping[str, str], user: str = "") -> str
     """The advice of an error: where a login for the registry goes."""
     name = user or ("$oauthtoken" if registry == "nvcr.io" else "USER")
     secret = "NGC_API_KEY" if registry == "nvcr.io" else "PASSWORD_OR_TOKEN"
-    machine = "registry-1.docker.io" if registry == DOCKER_HUB else registry
+    machine = "registry-1.docker.io" if registry == DOCKER_HUB else without_port(registry)
     return (
         f"add the line `machine {machine} login {name} password {secret}` to {enroot_file(environ)} (mode 600), "
         f"or: podman login {registry}"
@@ -120,14 +120,20 @@ def _from_enroot(path: Path, registry: str, user: str, environ: Mapping[str, str
     if text is None:
         return "does not exist"
     names = HUB_NAMES if registry == DOCKER_HUB else (registry,)
-    machines = (*names, *TOKEN_HOSTS.get(registry, ()))
+    # enroot, and curl for it, look for the host alone; a line with the port can mean only this registry
+    machines = dict.fromkeys((*names, *map(without_port, names), *TOKEN_HOSTS.get(registry, ())))
     lines = [fields for fields in map(_netrc_fields, text.splitlines()) if fields]
     for machine in machines:
         for fields in lines:
             if fields.get("machine") == machine and user in ("", fields.get("login", "")) and "password" in fields:
                 password = expand(fields["password"], environ, f"the password of machine {machine} in {path}")
                 return Login(fields.get("login", ""), password, str(path))
-    return f"has no line for {registry}"
+    return f"has no line for {without_port(registry)}"
+
+
+def without_port(registry: str) -> str:
+    """The host of a registry, under which enroot's file has its login. Source: enroot 4.1.2, docker.sh."""
+    return re.sub(r":\d+$", "", registry)
 
 
 def _netrc_fields(line: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ from runner.images.sources.manifest import INDEX_TYPES, MANIFEST_BYTES, MANIFEST
 from runner.images.sources.registry.credentials import Search, find_login
 from runner.images.sources.registry.tokens import Tokens, describe, error_message
 from runner.images.sources.registry.transfer import Downloads
-from runner.images.sources.registry.web import Answer, Tries, Web, check_passing, host_of, is_loopback, origin
+from runner.images.sources.registry.web import BRIEF, Answer, Tries, Web, check_passing, host_of, is_loopback, origin
 from runner.images.sources.registry.web_errors import Transient, Untrusted
 
 _ACCEPT = {"Accept": ", ".join((*INDEX_TYPES, *MANIFEST_TYPES))}
@@ -168,9 +168,9 @@ class Repository:
         return RunnerError(f"{reference} does not exist", f"{why}{f': {error_text}' if error_text else ''}", fix)
 
 
-def ask_digest(reference: Reference, environ: Mapping[str, str], allow_http: int) -> str:
-    """The digest that a tag has in its registry now."""
-    with closing(Web(environ, allow_http=allow_http)) as web:
+def ask_digest(reference: Reference, environ: Mapping[str, str], allow_http: int, *, briefly: bool = False) -> str:
+    """The digest that a tag has in its registry now. With `briefly`, a registry that is silent gets a few seconds."""
+    with closing(Web(environ, allow_http=allow_http, patience=BRIEF if briefly else None)) as web:
         login = find_login(reference.registry, reference.repository, reference.user, environ)
         return Repository(reference, web, login).digest(reference.tag)
 

@@ -38,6 +38,11 @@ class Patience:
     """before the second attempt; doubled before each further one"""
     longest_wait_seconds: float = 60.0
     """fail if a server asks to wait longer (Retry-After)"""
+    whole_seconds: float = float("inf")
+    """no request begins later than this after the first one"""
+
+
+BRIEF = Patience(connect_seconds=2.0, stall_seconds=2.0, tries=1, whole_seconds=3.0)
 
 
 class Answer:
@@ -107,6 +112,7 @@ class Web:
         self._sockets: weakref.WeakSet[Any] = weakref.WeakSet()
         self._reached: set[str] = set()
         self._lock = threading.Lock()
+        self._began = time.monotonic()
 
     def get(
         self, url: str, headers: Mapping[str, str] | None = None, *, authorization: str = "", method: str = "GET"
@@ -165,6 +171,8 @@ class Web:
 
         self._check(url)
         host = host_of(url)
+        if time.monotonic() - self._began > self.patience.whole_seconds:
+            raise Transient(f"no answer within {self.patience.whole_seconds:g} s")
         sent = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity", **headers}
         proxy = proxy_for(url, self.environ)
         try:

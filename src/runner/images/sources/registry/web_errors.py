@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,7 +42,8 @@ def words(error: BaseException, stall_seconds: float) -> str:
         return f"the connection ended early; {error.expected or '?'} bytes were missing"
     if isinstance(error, exceptions.ProtocolError) and len(error.args) > 1:
         return f"the connection broke: {error.args[1]}"
-    return str(error).rpartition(">: ")[2] or type(error).__name__
+    # urllib3 puts the connection first: HTTPSConnection(host='…', port=…): or <… object at 0x…>:
+    return re.sub(r"^(?:<.*?>|\w+\(host=.*?\)): ", "", str(error)) or type(error).__name__
 
 
 def unreachable(error: BaseException, host: str, proxy: str, *, first: bool) -> RunnerError | None:

@@ -1,0 +1,185 @@
+"""Rules for the steps of a batch script: how many tasks they have, which variables and signals those get."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from runner.environments.lint.finding import Finding
+from runner.environments.lint.script import TORCHRUN, Batch, Line, option
+
+_PROGRAM = re.compile(
+    r"\s(\S*/)?(torchrun|python[\d.]*|accelerate|deepspeed|bash|sh|env|numactl|apptainer|singularity)(?=\s)"
+)
+_ASSIGNED = re.compile(r"^(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|\S*)$", re.DOTALL)
+_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
+_LEVELS = 3  # of variables that refer to others
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command that calls srun, with the variables that the script sets replaced by their values."""
+
+    line: Line
+    text: str
+    options: str
+    """the words between srun and the program"""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the words of srun are known: no word of them is a variable that may stand for several options."""
+        return not re.search(r"(?<!\S)[\"']?\$", re.sub(r"(?<!\S)(--?[\w-]+)[=\s]+\S*\$\S*", r"\1=x", self.options))
+
+    def option(self, *names: str) -> str | None:
+        """The value of an option of srun; None if it is missing."""
+        return option(self.options, *names)
+
+
+def steps(batch: Batch) -> Iterator[Step]:
+    """The steps of the script."""
+    values = {}
+    for line in batch.script.commands:
+        if match := _ASSIGNED.match(line.text):
+            values[match[1]] = match[2].strip("\"'")
+    for line in batch.script.steps:
+        text = line.text
+        for _ in range(_LEVELS):
+            text = _VARIABLE.sub(lambda found: values.get(found[1], found[0]), text)
+        after = re.split(r"(?<![\w./$-])srun(?=\s)", text, maxsplit=1)[1]
+        program = _PROGRAM.search(after)
+        yield Step(line, text, after[: program.start()] if program else after)
+
+
+def _number(text: str | None) -> int | None:
+    """The number in an option, of a range the larger one; None if there is none, or only the job knows it."""
+    found = re.fullmatch(r"(?:\d+-)?(\d+)", text or "")
+    return int(found[1]) if found else None
+
+
+def nodes_of(batch: Batch, step: Step) -> int | None:
+    """The number of nodes of a step; None if it is not known."""
+    own = step.option("-N", "--nodes")
+    if own is None and not step.is_known:
+        return None
+    return _number(batch.script.option("-N", "--nodes") if own is None or "SLURM" in own else own)
+
+
+def tasks_per_node(batch: Batch, step: Step | None) -> int | None:
+    """The number of tasks on each node; None if it is not known."""
+    script = batch.script
+
+    def given(*names: str) -> str | None:
+        own = step.option(*names) if step else None
+        return own if own is not None else script.option(*names)
+
+    nodes = nodes_of(batch, step) if step else _number(script.option("-N", "--nodes"))
+    own_tasks = step.option("-n", "--ntasks") if step else None
+    own_per_node = step.option("--ntasks-per-node") if step else None
+    if step and not step.is_known and own_tasks is None and own_per_node is None:
+        return None
+    if own_tasks is None and (per_node := given("--ntasks-per-node")) is not None:
+        return _number(per_node)
+    if (total := given("-n", "--ntasks")) is not None:
+        if re.search("NNODES|NUM_NODES", total):
+            return 1
+        tasks = _number(total)
+        return -(-tasks // nodes) if tasks and nodes else tasks
+    gpus, per_task = _number(given("-G", "--gpus")), _number(given("--gpus-per-task"))
+    if gpus and per_task:
+        return -(-gpus // per_task // (nodes or 1))
+    return 1
+
+
+def gpus_per_task(batch: Batch) -> Iterator[Finding]:
+    """GPUs that are bound to tasks. Source: Slurm 25.11, srun(1)."""
+    script = batch.script
+    places = [(line, line.text, None) for line in script.directives]
+    for line, text, step in (*places, *((step.line, step.options, step) for step in steps(batch))):
+        shared = re.search(r"--gpu-bind=none|allow-task-sharing", text)
+        if option(text, "--gpus-per-task") is None or shared or tasks_per_node(batch, step) == 1:
+            continue
+        reason = "a task cannot see the GPUs of the node's other tasks, but NCCL must see them"
+        yield batch.say("gpus-per-task", line, "--gpus-per-task", reason)
+
+
+def cpus_not_inherited(batch: Batch) -> Iterator[Finding]:
+    """CPUs of the steps. Source: Slurm 25.11, srun(1); in 22.05 and 23.02 srun does not inherit -c."""
+    cores = batch.script.option("-c", "--cpus-per-task")
+    if cores is None or "SRUN_CPUS_PER_TASK" in batch.text():
+        return
+    for line in batch.script.steps:
+        if option(line.text, "-c", "--cpus-per-task") is None:
+            reason = f"srun might give each task 1 core instead of {cores}"
+            yield batch.say("cpus-not-inherited", line, "srun", reason, f"srun --cpus-per-task={cores} …")
+
+
+def number_of_nodes(batch: Batch) -> Iterator[Finding]:
+    """A launcher that is not told that there are several nodes: each one trains alone.
+
+    Source: torchrun of PyTorch 2.7, --nnodes (default: 1:1), --standalone; accelerate 1.7, launch.py, --num_machines.
+    """
+    text = batch.text()
+    for step in steps(batch):
+        if (nodes_of(batch, step) or 1) < 2 or "--standalone" in step.text:
+            continue
+        if re.search(r"\baccelerate\s+launch\b", step.text):
+            if not re.search(r"num_machines|config_file|ACCELERATE_", text):
+                reason = "accelerate does not know of the other nodes, so each node trains alone"
+                yield batch.say("nnodes-missing", step.line, "srun", reason, "add --num_machines=$SLURM_NNODES")
+        elif TORCHRUN.search(step.text) and not re.search(r"--nnodes|PET_NNODES", text):
+            reason = "torchrun without --nnodes expects one node, so each node trains alone"
+            yield batch.say("nnodes-missing", step.line, "srun", reason)
+
+
+def launchers_per_node(batch: Batch) -> Iterator[Finding]:
+    """Several torchruns on one node, each of which starts the processes of the whole node."""
+    for step in steps(batch):
+        match = re.search(r"--nproc[-_]per[-_]node[=\s]+[\"']?([^\s\"']+)", step.text)
+        tasks = tasks_per_node(batch, step)
+        if TORCHRUN.search(step.text) and match and match[1] != "1" and tasks and tasks > 1:
+            reason = f"srun starts {tasks} torchruns on each node, and each starts {match[1]} processes"
+            yield batch.say("torchrun-per-task", step.line, "srun", reason)
+
+
+def exported(batch: Batch) -> Iterator[Finding]:
+    """Variables that the script sets, and its steps do not get. Source: Slurm 25.11, sbatch(1) and srun(1), --export:
+    srun takes over the job's --export, in SLURM_EXPORT_ENV."""
+    script, text = batch.script, batch.text()
+    own = script.option("--export")
+    sets = re.search(r"^\s*(export|module|ml|source|\.|conda|micromamba|spack|declare\s+-x)\s", text, re.MULTILINE)
+    inherited = own is not None and not _exports_all(own) and sets and "SLURM_EXPORT_ENV" not in text
+    for step in steps(batch):
+        given = step.option("--export")
+        if given is None and inherited:
+            reason = f"the step inherits --export={own} from #SBATCH, and does not get what the script exports"
+            yield batch.say("export-without-all", step.line, "srun", reason)
+            return  # one line is enough
+        if given and not _exports_all(given) and given.upper() not in {"NONE", "NIL"}:
+            reason = f"the step gets only the variables in --export={given}, and not those that the script exports"
+            fix = f"srun --export=ALL,{given} …"
+            yield batch.say("export-without-all", step.line, "--export", reason, fix)
+
+
+def _exports_all(value: str) -> bool:
+    return "ALL" in value.upper().split(",") or "$" in value
+
+
+def signals(batch: Batch) -> Iterator[Finding]:
+    """`--signal=USR1@90` goes to the tasks of the steps. torchrun has no handler for it, so it ends, and its workers.
+
+    Source: PyTorch 2.7, torch/distributed/elastic/multiprocessing/api.py: SIGTERM, SIGINT, SIGHUP, SIGQUIT; later
+    versions take others from --signals-to-handle.
+    """
+    if re.search(r"signals[-_]to[-_]handle", batch.text(), re.IGNORECASE):
+        return
+    launched = any(TORCHRUN.search(step.text) for step in steps(batch))
+    for line in batch.script.directives:
+        found = re.fullmatch(r"(?:R:)?(?:SIG)?(USR[12]|10|12)(?:@\d+)?", option(line.text, "--signal") or "")
+        if launched and found:
+            reason = f"the signal {found[1]} ends torchrun, which has no handler for it, and its workers"
+            yield batch.say("signal-ends-torchrun", line, "#SBATCH", reason)
+
+
+RULES: tuple[Callable[[Batch], Iterator[Finding]], ...] = (
+    *(gpus_per_task, cpus_not_inherited, number_of_nodes, launchers_per_node),
+    *(exported, signals),
+)
