@@ -54,7 +54,7 @@ def test_a_job_that_saves_when_it_is_told_to_end_has_the_time_and_its_code_count
     folder = boxed.launch("--engine", "podman", "--env", "box", "--", "sh", "-c", save + wait)
     until((folder / "up").exists, "the program")
     # before podman has noted that the container runs, it does not pass signals on
-    until(lambda: " running " in containers(podman, boxed), "podman to pass signals on")
+    until(lambda: " Up " in containers(podman, boxed), "podman to pass signals on")
     boxed("cancel", "last")
     assert (boxed.status("last")["state"], boxed.status("last")["exit_code"]) == ("CANCELLED", 41)
     assert "GREETING" in (folder / "saved").read_text()
