@@ -1,8 +1,10 @@
 """Before the time limit, a trainer gets the signal on which it saves; if it then exits with 0, it is not done."""
 
+import json
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from runner.environments.environment import Attachment
+from runner.runs import payload
 from runner.runs.job import Job, Resources, Restart
 from runner.runs.schedulers import slurm_commands as scheduler
 from tests.conftest import need
@@ -19,6 +22,8 @@ from tests.runs.savers import MEGATRON, PYTHON, asked, log_of, saver_run, starte
 from tests.runs.scripts import BARE, SLURM, write_run
 from tests.runs.test_restart import causes
 from tests.waiting import until
+
+RESTART = Path(payload.__file__).with_name("restart.sh")
 
 
 def saved(run: Path) -> int:
@@ -197,6 +202,32 @@ def test_exit_code_0_on_usr2_before_the_last_step_is_no_end(tmp_path: Path) -> N
         (run / "go").touch()
         assert script.wait(120) == 0, log_of(run)
     assert causes(run) == ["time_limit", "done"] and resumed(run) == saved(run)
+
+
+@pytest.mark.parametrize(
+    ("steps", "told", "early"),
+    [
+        ("10/100 20/100", False, True),
+        ("90/100 100/100", True, False),
+        ("90/105 100/105", False, False),  # every tenth step is logged: the last ones may have been made
+        ("90/105 100/105", True, True),
+        ("100/105", False, True),
+        ("", False, False),
+        ("", True, True),
+    ],
+)
+def test_the_last_step_decides(tmp_path: Path, steps: str, told: bool, early: bool) -> None:
+    attempt = tmp_path / "attempts/1"
+    attempt.mkdir(parents=True)
+    (attempt / "save-and-exit").touch()
+    if told:
+        (attempt / "save-signal-0").touch()
+    pairs = [each.split("/") for each in steps.split()]
+    lines = (json.dumps({"total_steps": int(total), "step": int(step), "loss": 2.5}) for step, total in pairs)
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    text = f"set -u; RUNNER_RUN={tmp_path} RUNNER_ATTEMPT={attempt}; . {RESTART}; stopped_early && echo early"
+    done = subprocess.run(("bash", "-c", text), capture_output=True, text=True)
+    assert (done.stdout == "early\n") == early and done.stderr == ""
 
 
 def test_a_save_that_ends_after_term_keeps_its_exit_code(tmp_path: Path) -> None:

@@ -351,17 +351,23 @@ all_tasks_finished() {
 }
 
 # Succeed if the program was asked to save, and left before its last step. Trainers exit with 0 then. If the log does not show
-# the last step, a trainer that got its signal (payload/save.sh) has left because of it.
+# the last step, a trainer that got its signal (payload/save.sh) has left because of it. A program that logs only every tenth
+# step may have made the last steps although the log does not show them.
 stopped_early() {
-    local entry step total
+    local entry step='' total='' before=0 told=
     [ -e "$RUNNER_ATTEMPT/save-and-exit" ] && [ -z "$ending" ] || return 1
-    entry=$(tail -c 1000000 "$RUNNER_RUN/metrics.jsonl" 2>/dev/null | grep -a -E '"total_steps": *[0-9]' | tail -n 1)
-    step=$(sed -n 's/.*"step": *\([0-9]\{1,15\}\).*/\1/p' <<<"$entry")
-    total=$(sed -n 's/.*"total_steps": *\([0-9]\{1,15\}\).*/\1/p' <<<"$entry")
-    if [ -n "$step" ] && [ -n "$total" ]; then
-        ((10#$step < 10#$total))
+    ! compgen -G "$RUNNER_ATTEMPT/save-signal-*" >/dev/null || told=yes
+    while IFS= read -r entry; do
+        [[ $entry =~ \"step\":\ *([0-9]{1,15}) ]] || continue
+        before=${step:-0} step=$((10#${BASH_REMATCH[1]}))
+        [[ $entry =~ \"total_steps\":\ *([0-9]{1,15}) ]] && total=$((10#${BASH_REMATCH[1]}))
+    done < <(tail -c 1000000 "$RUNNER_RUN/metrics.jsonl" 2>/dev/null | grep -a -E '"total_steps": *[0-9]' | tail -n 2)
+    if [ -z "$step" ]; then
+        [ -n "$told" ]
+    elif [ -z "$told" ] && ((before > 0 && total - step < step - before)); then
+        return 1
     else
-        compgen -G "$RUNNER_ATTEMPT/save-signal-*" >/dev/null
+        ((step < total))
     fi
 }
 
