@@ -189,7 +189,8 @@ def test_messages_go_to_the_logger(training: Runner) -> None:
 
 def test_the_import_is_fast_and_leaves_torch_and_slow_packages_alone() -> None:
     """It takes as long as ten starts of Python at most: seconds would say more about the machine."""
-    code = "import sys, time; begun = time.process_time(); import runner.api; print((time.process_time() - begun) / begun); "
+    code = "import sys, time; begun = time.process_time(); import runner.api; "
+    code += "print((time.process_time() - begun) / begun); "
     code += "assert not {'torch', 'jinja2', 'tomlkit', 'rich', 'docker', 'urllib3'} & {*sys.modules}"
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     starts = []
