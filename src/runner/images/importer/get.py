@@ -141,8 +141,10 @@ class Getter:
                 failed.append(line)
                 self.report.warn(f"{line}: {error.what}: {error.why}")
         if failed:
-            why = "\n".join(("no image was removed, because these lines failed:", *failed))
-            raise RunnerError(f"{len(failed)} of the images in {listing} cannot be had", why, "see the warnings above")
+            why = "\n".join(("these lines failed, so no image was removed:", *failed))
+            raise RunnerError(
+                f"{len(failed)} of the images in {listing} were not imported", why, "see the warnings above"
+            )
         for removed in stores[0].collect(0, kept):
             self.report.say(f"removed {removed}, which is not listed")
 

@@ -72,7 +72,7 @@ class Store:
             return None
         with suppress(OSError):  # in another user's folder, only the lease is written
             if step:
-                # all users may write to the folder of the leases: nobody can foresee this name, or use it first
+                # all users may write to the folder of the leases, so other users must not be able to guess this name
                 lease = self.folder / "leases" / f"{step}+{os.geteuid()}-{os.urandom(8).hex()}+{path.stem}"
                 os.close(os.open(lease, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644))
             os.utime(sidecar(path))
