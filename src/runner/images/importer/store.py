@@ -1,5 +1,7 @@
 """A folder of squashfs files for pyxis: whose files are used, who imports, which jobs use a file, what is removed."""
 
+from __future__ import annotations
+
 import errno
 import fcntl
 import os
@@ -101,7 +103,7 @@ class Store:
                     self._make(name, make, claim)
         return path
 
-    def _make(self, name: str, make: Callable[[], object], claim: "_Claim") -> None:
+    def _make(self, name: str, make: Callable[[], object], claim: _Claim) -> None:
         """Make the file, with the claim held."""
         target, full, known, free = self.folder / name, self.folder / f".{name}.full", False, 0
         try:
@@ -157,7 +159,7 @@ class Store:
                 if time.time() - left.lstat().st_ctime > _RECENT_SECONDS:
                     left.unlink(missing_ok=True)
 
-    def _is_leased(self, path: Path, jobs: "_Jobs | None") -> bool:
+    def _is_leased(self, path: Path, jobs: _Jobs | None) -> bool:
         """Whether a job uses the file. `jobs`: those of this cluster; None if squeue does not answer."""
         for lease in self.folder.glob(f"leases/*+*+*+*+*+{path.stem}"):
             try:
