@@ -125,7 +125,7 @@ class _Reader:
                 raw, ended = self.text[start : self.position], found[0]
                 self.position = found.end()
                 break
-            elif rest[:2] == "((" and not words:  # arithmetic, in which << is no here-document
+            elif rest[:2] == "((" and not words:  # in arithmetic, << does not open a here-document
                 begun = self.position
                 self.position -= 1
                 self._nested("(")

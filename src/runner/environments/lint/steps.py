@@ -26,7 +26,7 @@ class Step:
 
     @property
     def is_known(self) -> bool:
-        """Whether the words of srun are known: no word of them is a variable that may stand for several options."""
+        """Whether the options are known. A variable that the script does not set may stand for any options."""
         return not re.search(r"(?<!\S)[\"']?\$", re.sub(r"(?<!\S)(--?[\w-]+)[=\s]+\S*\$\S*", r"\1=x", self.options))
 
     def option(self, *names: str) -> str | None:

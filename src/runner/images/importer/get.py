@@ -1,5 +1,7 @@
 """The squashfs file of an image for pyxis: from a store, or imported into one."""
 
+from __future__ import annotations
+
 import glob
 import hashlib
 import os
@@ -85,12 +87,12 @@ class Getter:
         read_ahead(path)
         return path
 
-    def _take(self, wanted: "Wanted", stores: Iterable[Store]) -> Path | None:
+    def _take(self, wanted: Wanted, stores: Iterable[Store]) -> Path | None:
         """The image's file in the first of the stores that has it."""
         found = (store.take(wanted.name_in(store), self._step()) for store in stores)
         return next((path for path in found if path), None)
 
-    def _import(self, wanted: "Wanted", stores: list[Store], trouble: list[str]) -> Path:
+    def _import(self, wanted: Wanted, stores: list[Store], trouble: list[str]) -> Path:
         """The image's file in the first of the stores that can take it."""
         for store in stores:
             others = [other for other in stores if other != store]
@@ -141,8 +143,10 @@ class Getter:
                 failed.append(line)
                 self.report.warn(f"{line}: {error.what}: {error.why}")
         if failed:
-            why = "\n".join(("no image was removed, because these lines failed:", *failed))
-            raise RunnerError(f"{len(failed)} of the images in {listing} cannot be had", why, "see the warnings above")
+            why = "\n".join(("these lines failed, so no image was removed:", *failed))
+            raise RunnerError(
+                f"{len(failed)} of the images in {listing} were not imported", why, "see the warnings above"
+            )
         for removed in stores[0].collect(0, kept):
             self.report.say(f"removed {removed}, which is not listed")
 
@@ -193,7 +197,7 @@ class Getter:
                 self.report.warn(f"not using {path}: {danger}")
         return found
 
-    def _fetch(self, wanted: "Wanted", store: Store, others: list[Store], step: str) -> Path:
+    def _fetch(self, wanted: Wanted, store: Store, others: list[Store], step: str) -> Path:
         """The image's file in this store; imported unless another process does so. Or the file in another store, if an
         import had to go there meanwhile."""
 
@@ -211,7 +215,7 @@ class Getter:
             name = wanted.name_in(store)
             return store.fetch(name, step, make, self.report, lambda: self._take(wanted, others))
 
-    def _import_from(self, reference: Reference, wanted: "Wanted", store: Store, check_room: bool) -> None:
+    def _import_from(self, reference: Reference, wanted: Wanted, store: Store, check_room: bool) -> None:
         from runner.images.importer.importer import import_image
         from runner.images.importer.plan import ImportOptions, ImportRequest
         from runner.project import find_project
@@ -229,7 +233,7 @@ class Getter:
         )
         import_image(ImportRequest(source, store.folder, find_project(Path("/")), self.environ, options), self.report)
 
-    def _resolve(self, image: str, digests: list[Path]) -> "Wanted":
+    def _resolve(self, image: str, digests: list[Path]) -> Wanted:
         """The image that a tag names now, by digest."""
         source = parse_source(image if "://" in image else f"docker://{image}", Path("/"))
         if source.scheme != "docker":

@@ -1,5 +1,7 @@
 """A folder of squashfs files for pyxis: whose files are used, who imports, which jobs use a file, what is removed."""
 
+from __future__ import annotations
+
 import errno
 import fcntl
 import os
@@ -72,7 +74,7 @@ class Store:
             return None
         with suppress(OSError):  # in another user's folder, only the lease is written
             if step:
-                # all users may write to the folder of the leases: nobody can foresee this name, or use it first
+                # all users may write to the folder of the leases, so other users must not be able to guess this name
                 lease = self.folder / "leases" / f"{step}+{os.geteuid()}-{os.urandom(8).hex()}+{path.stem}"
                 os.close(os.open(lease, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644))
             os.utime(sidecar(path))
@@ -101,7 +103,7 @@ class Store:
                     self._make(name, make, claim)
         return path
 
-    def _make(self, name: str, make: Callable[[], object], claim: "_Claim") -> None:
+    def _make(self, name: str, make: Callable[[], object], claim: _Claim) -> None:
         """Make the file, with the claim held."""
         target, full, known, free = self.folder / name, self.folder / f".{name}.full", False, 0
         try:
@@ -157,7 +159,7 @@ class Store:
                 if time.time() - left.lstat().st_ctime > _RECENT_SECONDS:
                     left.unlink(missing_ok=True)
 
-    def _is_leased(self, path: Path, jobs: "_Jobs | None") -> bool:
+    def _is_leased(self, path: Path, jobs: _Jobs | None) -> bool:
         """Whether a job uses the file. `jobs`: those of this cluster; None if squeue does not answer."""
         for lease in self.folder.glob(f"leases/*+*+*+*+*+{path.stem}"):
             try:
