@@ -49,7 +49,10 @@ class Cause:
     unless: str = ""
     """the line must not match this pattern"""
     yields: tuple[str, ...] = ()
-    """codes that explain this one: if the log or the exit code indicates one of them, that one is the cause"""
+    """codes that explain this one: if the log or the exit code indicates one of them, that one is the cause. `*`: any
+    cause that the same rank printed within a few lines, because this one only wraps it"""
+    phase: str = ""
+    """`start`: it is about the start of a job or container. Once the program has run, it is not the cause"""
     message: str = ""
     """a real message, as its program printed it"""
     near_miss: str = ""

@@ -29,7 +29,8 @@ _IGNORED = "Exception ignored in"  # the traceback of a finalizer, which did not
 # the log level of a line (NCCL's WARN and Slurm's `error:` are errors), or a request that is retried
 _NO_ERROR = re.compile(
     r"^(?:(?!NCCL|ERROR|FATAL|[Ee]rror:).){0,100}?(?:(?<![\w.-])(?:WARN(?:ING)?|INFO|DEBUG|[Ww]arning)(?:[\]\s:|)]|$)"
-    r"|\b\w{1,40}Warning: |\[[WI](?:\d{4})? |^[WI]\d{4} )"
+    r"|\b\w{1,40}Warning: |\[[WI](?:\d{3,4})? |^[WI]\d{4} )"
+    r"|\{\"timestamp\":\"[^\"]{1,60}\",\"level\":\"(?:WARN|INFO|DEBUG)\""  # hf-xet, which is written in Rust
     r"|.{0,2000}thrown while requesting [A-Z]"
 )
 
@@ -67,6 +68,8 @@ class Evidence:
     """the program logged it as a warning: it applies only if there is no error"""
     handled: bool = False
     """another exception was raised while this one was handled"""
+    outrun: bool = False
+    """it is about the start of a job or container, and the program ran afterwards"""
 
     @property
     def place(self) -> str:
@@ -104,6 +107,7 @@ def read_log(source: Source) -> Reading:
     kept = result.lines()
     blocks = _tracebacks(source.path, kept)
     handled = {line.offset for line, _, is_handled in blocks if is_handled}
+    last_traceback = max((line.offset for line, block, _ in blocks if not block.ignored), default=-1)
     found, explained = [], set()
     for line in kept:
         if _says_nothing(line, blocks):
@@ -120,14 +124,19 @@ def read_log(source: Source) -> Reading:
         if block:
             explained.add(block[0].offset)
         each = _evidence(line, cause, source, result, block[1] if block else None)
-        found.append(replace(each, handled=block is not None and block[0].offset in handled))
+        each = replace(
+            each,
+            handled=block is not None and block[0].offset in handled,
+            outrun=cause.phase == "start" and (result.progress > line.progress or line.offset < last_traceback),
+        )
+        found.append(_with_last_error(each))
     found += [
         _unknown(line, block, source, result)
         for line, block, is_handled in blocks
         if line.offset not in explained and not is_handled and not block.ignored
     ]
     rank, node = _summary(source.path, kept)
-    timed = _with_times(sorted(found, key=lambda each: each.offset), modified)
+    timed = _with_times(_messages(sorted(found, key=lambda each: each.offset)), modified)
     return Reading(source, tuple(timed), result, rank, node)
 
 
@@ -147,6 +156,34 @@ def _evidence(line: Line, cause: Cause, source: Source, result: Scan, block: Tra
         survived=result.survived(line),
         doubtful=_NO_ERROR.match(without_prefix(line.text)[1]) is not None,
     )
+
+
+def _messages(found: Sequence[Evidence]) -> list[Evidence]:
+    """The same without lines of source code that raise an exception, if its message follows."""
+    return [
+        each
+        for index, each in enumerate(found)
+        if not (
+            without_prefix(each.text)[1].lstrip().startswith("raise ")
+            and any(
+                after.cause.code == each.cause.code
+                and after.rank == each.rank
+                and after.number - each.number < _AFTER_LINES
+                for after in found[index + 1 :]
+            )
+        )
+    ]
+
+
+def _with_last_error(each: Evidence) -> Evidence:
+    """The evidence with the line that names the reason: NCCL prints it after `Last error:`."""
+    if each.cause.subject != "nccl":
+        return each
+    lines = window(each.path, each.offset, 4096)[: _AFTER_LINES + 2]
+    for index, line in enumerate(lines[:-1]):
+        if without_prefix(line)[1].strip() == "Last error:" and lines[index + 1].strip():
+            return replace(each, number=each.number + index + 1, text=lines[index + 1].strip())
+    return each
 
 
 def _says_nothing(line: Line, blocks: Sequence[tuple[Line, Traceback, bool]]) -> bool:
@@ -271,12 +308,13 @@ def _near(each: Evidence, year: int) -> datetime | None:
 
 
 _WORDS = (b"rror", b"ERR", b"FATAL", b"atal", b"ailed", b"AILED", b"annot", b"denied", b"illed", b"bort", b"o such",
-          b"panic", b"xception", b"nable to", b"ot found", b"imed out")  # fmt: skip
+          b"panic", b"xception", b"nable to", b"ot found", b"imed out", b": line ")  # fmt: skip
 _WEIGHTS = (
     (re.compile(r"(?i)\b(fatal|panic|abort(ed|ing)?|killed|core dumped)\b"), 4),
     (re.compile(r"^(\[rank ?\d+\]: ?|\d+: )?[\w.]{1,120}(Error|Exception)\b"), 4),
     (re.compile(r"\bNCCL WARN\b"), 4),
     (re.compile(r"(?i)\b(error|exception|failed|failure|cannot|denied|unable|timed out|no such|not found)\b"), 2),
+    (re.compile(r"^\S{1,400}: line \d{1,6}: "), 3),  # a shell
     (re.compile(r"(?i)\b(warn(ing)?|deprecat|info|debug|retry)"), -2),
     (re.compile(r"(?i)\b(0 errors?|no errors?|errors?[=:] ?0|failed[=:] ?0|0 failed|ignor|fall(ing)? back)\b"), -6),
 )

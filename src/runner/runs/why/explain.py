@@ -215,6 +215,10 @@ def sources(run: Run) -> tuple[Source, ...]:
 
 
 _BEFORE_LINES, _AFTER_LINES = 60, 12  # libraries often print the reason a few lines before or after the exception
+_WAITED = {"nccl-timeout", "hang"}  # what a rank says after minutes: the failure that it waited for is older
+_LEFT = {"peer-closed", "nccl-remote-error"}  # what a rank says when another one has died
+_ALSO_LATER = {"gpu", "slurm", "restart"}  # subjects of messages that may come minutes after the fault
+_NO_START = {"rendezvous-timeout", "gloo-connect", "nccl-connect"}  # what the others say if a node did not start
 
 
 @dataclass(frozen=True)
@@ -237,12 +241,49 @@ def judge(readings: Sequence[Reading]) -> Verdict:
     broken = [each for each in fatal if each.cause.kind in (CAUSE, EXCEPTION)]
     symptoms = [each for each in fatal if each.cause.kind == SYMPTOM]
     summaries = [each for each in fatal if each.cause.kind == SUMMARY]
-    errors = [each for each in broken if not each.doubtful] or broken or symptoms
-    first = _reason(errors[0], broken or symptoms) if errors else None
+    sure = _without_start([each for each in broken if not each.doubtful])
+    early = [each for each in sure if not _is_consequence(each, symptoms)]
+    errors = early or (symptoms if sure else broken or symptoms)
+    first = _reason(_of_first_rank(errors, readings), broken or symptoms) if errors else None
     summary = summaries[0] if summaries else None
     others = [*broken, *symptoms, *summaries]
     slow = _followed(None, [each for each in everything if each.cause.kind == SLOW])
     return Verdict(first, summary, _followed(first, others), tuple(each for each, _ in slow))
+
+
+def _without_start(errors: Sequence[Evidence]) -> list[Evidence]:
+    """The errors without those about the start, if the program ran later and failed for a reason of its own."""
+    rest = [each for each in errors if not each.outrun]
+    own = any(each.cause.code not in _NO_START for each in rest)
+    return rest if own else list(errors)
+
+
+def _is_consequence(each: Evidence, symptoms: Sequence[Evidence]) -> bool:
+    """Whether an error came after the end: after a collective timed out, or after its rank lost another one."""
+    for symptom in symptoms:
+        if symptom.doubtful or not _is_after(each, symptom):
+            continue
+        if symptom.cause.code in _WAITED and each.cause.subject not in _ALSO_LATER:
+            return True
+        if symptom.cause.code in _LEFT and each.rank is not None and each.rank == symptom.rank:
+            return True
+    return False
+
+
+def _is_after(each: Evidence, other: Evidence) -> bool:
+    """Whether one line was printed after another: by their times, or else by their places in the log."""
+    if each.time and other.time and each.time != other.time:
+        return each.time > other.time
+    return each.path == other.path and each.offset > other.offset
+
+
+def _of_first_rank(errors: Sequence[Evidence], readings: Sequence[Reading]) -> Evidence:
+    """The first error. If no time tells the order, of those in the same log, that of the rank that torchrun names."""
+    first = errors[0]
+    named = next((reading.first_rank for reading in readings if reading.source.path == first.path), None)
+    if first.time or first.rank is None or named is None or named == first.rank:
+        return first
+    return next((each for each in errors if (each.path, each.rank) == (first.path, named)), first)
 
 
 def _reason(first: Evidence, broken: Sequence[Evidence]) -> Evidence:
@@ -253,10 +294,14 @@ def _reason(first: Evidence, broken: Sequence[Evidence]) -> Evidence:
         first = found
         passed.add(first.cause.code)
     tried = first.handled and first.cause.subject == _PYTHON  # an import, a file that was only tried
-    if first.cause.kind != EXCEPTION and not tried:
+    wraps = "*" in first.cause.yields
+    if first.cause.kind != EXCEPTION and not tried and not wraps:
         return first
-    for each in broken:
-        if tried and (each.handled or each.cause.subject in _NO_REASONS or each.order < first.order):
+    nearest = sorted(broken, key=lambda each: (each.number < first.number, abs(each.number - first.number)))
+    for each in nearest if wraps else broken:
+        if each.cause.code in passed or (
+            tried and (each.handled or each.cause.subject in _NO_REASONS or each.order < first.order)
+        ):
             continue
         after = each.number - first.number
         near = each.path == first.path and -_BEFORE_LINES <= after <= (_BEFORE_LINES if tried else _AFTER_LINES)
