@@ -107,8 +107,8 @@ def test_noise_at_the_start_is_not_the_cause_of_a_later_traceback(tmp_path: Path
 
 def test_a_node_that_does_not_start_is_why_the_others_wait(tmp_path: Path) -> None:
     start = "srun: error: Task launch for StepId=1.0 failed on node nid002: Plugin initialization failed\n"
-    waiting = error("torch.distributed.DistNetworkError: The client socket has timed out after 600000ms", "main()")
-    assert code(tmp_path, start + waiting) == "launch-failed"
+    waiting = "The client socket has timed out after 600000ms while trying to connect to (nid001, 29500)."
+    assert code(tmp_path, start + error(f"torch.distributed.DistNetworkError: {waiting}")) == "launch-failed"
 
 
 @pytest.mark.parametrize(
@@ -231,3 +231,25 @@ def test_of_an_unknown_shell_error_the_line_is_shown(tmp_path: Path) -> None:
     line = "/opt/start.sh: line 7: ulimit: core file size: bad number\n"
     found = answer(tmp_path, f"loading\n{line}srun: error: n1: task 0: Exited with exit code 2\n")
     assert found.cause is None and [each.number for each in found.telling] == [2]
+
+
+def test_what_follows_a_cancellation_is_not_the_cause(tmp_path: Path) -> None:
+    cancelled = "slurmstepd: error: *** JOB 25 ON nid002 CANCELLED AT 2026-11-21T16:40:26 ***\n"
+    assert code(tmp_path, cancelled + LATE) == "cancelled"
+    assert code(tmp_path, LATE + cancelled) == "file-exists"
+
+
+def test_a_rank_that_was_told_to_end_fails_on_its_way_out(tmp_path: Path) -> None:
+    told = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 12 got signal: 15"
+    assert code(tmp_path, labelled(0, error(told)) + labelled(0, LATE)) == "told-to-end"
+    assert code(tmp_path, labelled(0, error(told)) + labelled(1, error("KeyError: 'b'"))) == "key-missing"
+
+
+def test_a_message_of_a_tool_that_the_training_outran_is_not_the_cause_of_a_later_traceback(tmp_path: Path) -> None:
+    noise = "Failed to initialize NVML: Driver/library version mismatch\n"
+    training = "{'loss': 2.1, 'step': 10}\n"
+    assert code(tmp_path, noise + training + error("KeyError: 'labels'")) == "key-missing"
+    assert code(tmp_path, noise + error("KeyError: 'labels'")) == "gpu-unknown-error"
+    assert code(tmp_path, noise + training) == "gpu-unknown-error"
+    xid = "NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus\n"
+    assert code(tmp_path, xid + training + error("KeyError: 'labels'")) == "gpu-xid"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from runner.machine import files
 from runner.runs.why import tracebacks
-from runner.runs.why.cause import CAUSE, EXCEPTION, IN_LOGS, Cause, by_word, cause_of, of_kind
+from runner.runs.why.cause import CAUSE, EXCEPTION, IN_LOGS, SYMPTOM, Cause, by_word, cause_of, of_kind
 from runner.runs.why.log import Line, Scan, node_of, rank_of, scan, time_of, window, without_prefix
 from runner.runs.why.tracebacks import HEADER, Frame, Traceback
 
@@ -24,6 +24,11 @@ _BARE_WORDS = ("Error: ", "Exception: ", "AssertionError", "NotImplementedError"
 _BLOCK_BYTES = 256 << 10  # more than the longest traceback
 _AFTER_LINES = 8  # the message of an exception may have several lines
 _FRAMES_BYTES = 8 << 10
+_LAST_ERROR_LINES = 5  # NCCL's message ends with `Last error:` and a line
+_STARTER = re.compile(
+    r"^(?:\s?\d{1,6}: )?(?:slurmstepd|srun|pyxis|enroot|\[(?:ERROR|WARN)\]|WARNING|FATAL)\b|^\[(?:ERROR|WARN)\]"
+)
+_HARDWARE = {"gpu-ecc", "gpu-nvlink", "gpu-xid", "gpu-lost"}  # a program may go on for a while
 _NEAR_LINES = 80  # how far from a line without a time to look for one
 _IGNORED = "Exception ignored in"  # the traceback of a finalizer, which did not end the program
 # the log level of a line (NCCL's WARN and Slurm's `error:` are errors), or a request that is retried
@@ -69,7 +74,7 @@ class Evidence:
     handled: bool = False
     """another exception was raised while this one was handled"""
     outrun: bool = False
-    """it is about the start of a job or container, and the program ran afterwards"""
+    """the program ran after this message about its start, or trained after this message that is not an exception"""
 
     @property
     def place(self) -> str:
@@ -127,7 +132,7 @@ def read_log(source: Source) -> Reading:
         each = replace(
             each,
             handled=block is not None and block[0].offset in handled,
-            outrun=cause.phase == "start" and (result.progress > line.progress or line.offset < last_traceback),
+            outrun=_is_outrun(line, cause, block is not None, result, last_traceback),
         )
         found.append(_with_last_error(each))
     found += [
@@ -158,6 +163,15 @@ def _evidence(line: Line, cause: Cause, source: Source, result: Scan, block: Tra
     )
 
 
+def _is_outrun(line: Line, cause: Cause, in_traceback: bool, result: Scan, last_traceback: int) -> bool:
+    """Whether the program ran after a line about the start, or trained after a line that is not an exception."""
+    trained = result.progress > line.progress
+    if cause.phase == "start" or (cause.subject == "container" and _STARTER.match(line.text)):
+        return trained or line.offset < last_traceback
+    exception = in_traceback or _BARE.match(without_prefix(line.text)[1])
+    return trained and not exception and cause.code not in _HARDWARE
+
+
 def _messages(found: Sequence[Evidence]) -> list[Evidence]:
     """The same without lines of source code that raise an exception, if its message follows."""
     return [
@@ -177,9 +191,9 @@ def _messages(found: Sequence[Evidence]) -> list[Evidence]:
 
 def _with_last_error(each: Evidence) -> Evidence:
     """The evidence with the line that names the reason: NCCL prints it after `Last error:`."""
-    if each.cause.subject != "nccl":
+    if each.cause.subject != "nccl" or each.cause.kind != SYMPTOM:
         return each
-    lines = window(each.path, each.offset, 4096)[: _AFTER_LINES + 2]
+    lines = window(each.path, each.offset, 4096)[:_LAST_ERROR_LINES]
     for index, line in enumerate(lines[:-1]):
         if without_prefix(line)[1].strip() == "Last error:" and lines[index + 1].strip():
             return replace(each, number=each.number + index + 1, text=lines[index + 1].strip())

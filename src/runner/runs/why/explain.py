@@ -216,7 +216,8 @@ def sources(run: Run) -> tuple[Source, ...]:
 
 _BEFORE_LINES, _AFTER_LINES = 60, 12  # libraries often print the reason a few lines before or after the exception
 _WAITED = {"nccl-timeout", "hang"}  # what a rank says after minutes: the failure that it waited for is older
-_LEFT = {"peer-closed", "nccl-remote-error"}  # what a rank says when another one has died
+_ENDED = {"cancelled"}  # what follows is how the programs ended
+_LEFT = {"peer-closed", "nccl-remote-error", "told-to-end"}  # what a rank says when others end it, or have died
 _ALSO_LATER = {"gpu", "slurm", "restart"}  # subjects of messages that may come minutes after the fault
 _NO_START = {"rendezvous-timeout", "gloo-connect", "nccl-connect"}  # what the others say if a node did not start
 
@@ -241,7 +242,7 @@ def judge(readings: Sequence[Reading]) -> Verdict:
     broken = [each for each in fatal if each.cause.kind in (CAUSE, EXCEPTION)]
     symptoms = [each for each in fatal if each.cause.kind == SYMPTOM]
     summaries = [each for each in fatal if each.cause.kind == SUMMARY]
-    sure = _without_start([each for each in broken if not each.doubtful])
+    sure = _without_outrun([each for each in broken if not each.doubtful])
     early = [each for each in sure if not _is_consequence(each, symptoms)]
     errors = early or (symptoms if sure else broken or symptoms)
     first = _reason(_of_first_rank(errors, readings), broken or symptoms) if errors else None
@@ -251,8 +252,8 @@ def judge(readings: Sequence[Reading]) -> Verdict:
     return Verdict(first, summary, _followed(first, others), tuple(each for each, _ in slow))
 
 
-def _without_start(errors: Sequence[Evidence]) -> list[Evidence]:
-    """The errors without those about the start, if the program ran later and failed for a reason of its own."""
+def _without_outrun(errors: Sequence[Evidence]) -> list[Evidence]:
+    """The errors without those that the program outran, if it failed later for a reason of its own."""
     rest = [each for each in errors if not each.outrun]
     own = any(each.cause.code not in _NO_START for each in rest)
     return rest if own else list(errors)
@@ -263,7 +264,7 @@ def _is_consequence(each: Evidence, symptoms: Sequence[Evidence]) -> bool:
     for symptom in symptoms:
         if symptom.doubtful or not _is_after(each, symptom):
             continue
-        if symptom.cause.code in _WAITED and each.cause.subject not in _ALSO_LATER:
+        if symptom.cause.code in _WAITED | _ENDED and each.cause.subject not in _ALSO_LATER:
             return True
         if symptom.cause.code in _LEFT and each.rank is not None and each.rank == symptom.rank:
             return True
@@ -299,8 +300,10 @@ def _reason(first: Evidence, broken: Sequence[Evidence]) -> Evidence:
         return first
     nearest = sorted(broken, key=lambda each: (each.number < first.number, abs(each.number - first.number)))
     for each in nearest if wraps else broken:
-        if each.cause.code in passed or (
-            tried and (each.handled or each.cause.subject in _NO_REASONS or each.order < first.order)
+        if (
+            each.outrun
+            or each.cause.code in passed
+            or (tried and (each.handled or each.cause.subject in _NO_REASONS or each.order < first.order))
         ):
             continue
         after = each.number - first.number
