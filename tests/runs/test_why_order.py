@@ -123,6 +123,11 @@ def test_what_a_wrapper_wraps_is_the_cause(tmp_path: Path, inner: str, expected:
     assert code(tmp_path, f"torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:\n{inner}\n") == expected
 
 
+def test_what_one_line_wraps_is_the_cause_too(tmp_path: Path) -> None:
+    line = "torch._dynamo.exc.InternalTorchDynamoError: ImportError: libcuda.so.1: cannot open shared object file"
+    assert code(tmp_path, f"{line}: No such file or directory\n") == "library-missing"
+
+
 def test_the_summary_of_a_launcher_never_wins(tmp_path: Path) -> None:
     launcher = "subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status 1.\n"
     srun = "srun: error: nid001: task 0: Exited with exit code 1\n"
@@ -176,8 +181,10 @@ def test_the_last_error_of_nccl_is_used_and_shown(tmp_path: Path) -> None:
 
 def test_a_reason_in_a_line_of_json_is_read_and_its_level_counts(tmp_path: Path) -> None:
     failed = "RuntimeError: Data processing error: CAS service error : Request failed after 5 retries\n"
-    assert code(tmp_path, XET + XET + failed) == "hub-dns"
+    assert code(tmp_path, XET + XET + failed) == "hub-unreachable"
     assert code(tmp_path, XET + error("KeyError: 'b'")) == "key-missing"
+    assert code(tmp_path, XET.replace("dns error", "InvalidCertificate(UnknownIssuer)") + failed) == "tls-certificate"
+    assert code(tmp_path, XET.replace("failed to lookup", "kind: NetworkUnreachable") + failed) == "hub-unreachable"
     assert code(tmp_path, failed) == "hub-timeout"
 
 
@@ -191,8 +198,11 @@ srun: error: nid001: task 0: Exited with exit code 1
 """
     reason = "slurmstepd: error: pyxis:     [ERROR] Failed to refresh the dynamic linker cache\n"
     assert code(tmp_path, hook.format(reason, "87-slurm.sh")) == "container-no-glibc"
-    found = answer(tmp_path, hook.format("", "87-slurm.sh"))
-    assert found.cause is not None and found.cause.code == "enroot-hook" and "`87-slurm.sh`" in found.cause.fix
+    reasons = ("[ERROR] Could not find any device", "/etc/enroot/hooks.d/99-x.sh: line 7: pwck: command not found")
+    for reason in reasons:
+        found = answer(tmp_path, hook.format(f"slurmstepd: error: pyxis:     {reason}\n", "99-x.sh"))
+        assert found.cause is not None and found.cause.code == "enroot-hook"
+        assert found.line.endswith(reason) and "`99-x.sh`" in found.cause.fix
 
 
 STORIES = {
@@ -225,6 +235,8 @@ def test_the_message_is_shown_not_the_line_of_code_that_raises_it(tmp_path: Path
     found = answer(tmp_path, log)
     assert found.cause is not None and found.cause.code == "checkpoint-none"
     assert found.line.endswith("/scratch/out/checkpoint-300")
+    log = '  File "/v/x.py", line 5, in inject\n    logger.error("CUDA out of memory. Tried to")\nKeyError: \'x\'\n'
+    assert code(tmp_path, log) == "key-missing"
 
 
 def test_of_an_unknown_shell_error_the_line_is_shown(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from runner.machine import files
 from runner.runs.why import tracebacks
 from runner.runs.why.cause import CAUSE, EXCEPTION, IN_LOGS, SYMPTOM, Cause, by_word, cause_of, of_kind
-from runner.runs.why.log import Line, Scan, node_of, rank_of, scan, time_of, window, without_prefix
+from runner.runs.why.log import LINE_BYTES, Line, Scan, node_of, rank_of, scan, time_of, window, without_prefix
 from runner.runs.why.tracebacks import HEADER, Frame, Traceback
 
 OWN_MESSAGE = "runner-message"  # the row for errors of runner and its jobs, which contain a reason and a fix
@@ -28,6 +28,7 @@ _LAST_ERROR_LINES = 5  # NCCL's message ends with `Last error:` and a line
 _STARTER = re.compile(
     r"^(?:\s?\d{1,6}: )?(?:slurmstepd|srun|pyxis|enroot|\[(?:ERROR|WARN)\]|WARNING|FATAL)\b|^\[(?:ERROR|WARN)\]"
 )
+_PRINTS = re.compile(r"\s+(?:raise |print\(|(?:\w{1,40}\.){0,4}(?:warn|warning|error|info|debug|exception|critical)\()")
 _HARDWARE = {"gpu-ecc", "gpu-nvlink", "gpu-xid", "gpu-lost"}  # a program may go on for a while
 _NEAR_LINES = 80  # how far from a line without a time to look for one
 _IGNORED = "Exception ignored in"  # the traceback of a finalizer, which did not end the program
@@ -134,7 +135,7 @@ def read_log(source: Source) -> Reading:
             handled=block is not None and block[0].offset in handled,
             outrun=_is_outrun(line, cause, block is not None, result, last_traceback),
         )
-        found.append(_with_last_error(each))
+        found.append(_with_reason(each))
     found += [
         _unknown(line, block, source, result)
         for line, block, is_handled in blocks
@@ -173,30 +174,39 @@ def _is_outrun(line: Line, cause: Cause, in_traceback: bool, result: Scan, last_
 
 
 def _messages(found: Sequence[Evidence]) -> list[Evidence]:
-    """The same without lines of source code that raise an exception, if its message follows."""
-    return [
-        each
-        for index, each in enumerate(found)
-        if not (
-            without_prefix(each.text)[1].lstrip().startswith("raise ")
-            and any(
-                after.cause.code == each.cause.code
-                and after.rank == each.rank
-                and after.number - each.number < _AFTER_LINES
-                for after in found[index + 1 :]
-            )
-        )
-    ]
+    """The same without the source code that prints or raises a message, if the message or another one follows."""
+    kept = []
+    for index, each in enumerate(found):
+        later = [after for after in found[index + 1 :] if (after.path, after.rank) == (each.path, each.rank)]
+        near = [after for after in later if after.number - each.number < _AFTER_LINES]
+        said = any(after.cause.code == each.cause.code for after in near)
+        if not (near and _is_source(each, near[0] if not said else None)):
+            kept.append(each)
+    return kept
 
 
-def _with_last_error(each: Evidence) -> Evidence:
-    """The evidence with the line that names the reason: NCCL prints it after `Last error:`."""
-    if each.cause.subject != "nccl" or each.cause.kind != SYMPTOM:
-        return each
-    lines = window(each.path, each.offset, 4096)[:_LAST_ERROR_LINES]
-    for index, line in enumerate(lines[:-1]):
-        if without_prefix(line)[1].strip() == "Last error:" and lines[index + 1].strip():
-            return replace(each, number=each.number + index + 1, text=lines[index + 1].strip())
+def _is_source(each: Evidence, other: Evidence | None) -> bool:
+    """Whether a line is the code that a traceback shows below a frame; if another message follows, one that prints."""
+    before = window(each.path, each.offset - 2048, min(each.offset, 2048))
+    frame = len(before) > 1 and before[-1] == "" and tracebacks.is_frame(without_prefix(before[-2])[1])
+    code = without_prefix(window(each.path, each.offset, LINE_BYTES)[0])[1]
+    if not code.startswith((" ", "\t")) or not (frame or code.lstrip().startswith("raise ")):
+        return False
+    return other is None or _PRINTS.match(code) is not None
+
+
+def _with_reason(each: Evidence) -> Evidence:
+    """The evidence with the line that names the reason. NCCL prints it after `Last error:`, enroot before the hook."""
+    if each.cause.subject == "nccl" and each.cause.kind == SYMPTOM:
+        lines = window(each.path, each.offset, 4096)[:_LAST_ERROR_LINES]
+        for index, line in enumerate(lines[:-1]):
+            if without_prefix(line)[1].strip() == "Last error:" and lines[index + 1].strip():
+                return replace(each, number=each.number + index + 1, text=lines[index + 1].strip())
+    if each.cause.code == "enroot-hook" and each.offset:
+        above = window(each.path, each.offset - 2048, min(each.offset, 2048))[-2:-1]
+        if above and "[ERROR]" in above[0]:
+            cause = each.cause.filled(each.cause.placeholders(each.text))  # the hook's name is not in the line above
+            return replace(each, cause=cause, number=each.number - 1, text=above[0].strip())
     return each
 
 
