@@ -91,8 +91,11 @@ def test_a_fault_that_is_reported_after_a_timeout_may_be_older(tmp_path: Path) -
 def test_a_rank_that_lost_another_one_fails_on_its_way_out(tmp_path: Path) -> None:
     late = labelled(0, LATE)
     assert code(tmp_path, PEER.format(who="rank0") + late) == "peer-closed"
+    assert code(tmp_path, PEER.format(who="rank0").removeprefix("[rank0]: ") + LATE) == "peer-closed"
     other = labelled(1, error("KeyError: 'getpwuid(): uid not found: 1042'"))
     assert code(tmp_path, PEER.format(who="rank0") + late + other) == "user-unknown"
+    killed = "  traceback : Signal 9 (SIGKILL) received by PID 15241\n"
+    assert code(tmp_path, PEER.format(who="rank0") + killed) == "killed-rank"
 
 
 def test_noise_at_the_start_is_not_the_cause_of_a_later_traceback(tmp_path: Path) -> None:

@@ -217,8 +217,10 @@ def sources(run: Run) -> tuple[Source, ...]:
 _BEFORE_LINES, _AFTER_LINES = 60, 12  # libraries often print the reason a few lines before or after the exception
 _WAITED = {"nccl-timeout", "hang"}  # what a rank says after minutes: the failure that it waited for is older
 _ENDED = {"cancelled"}  # what follows is how the programs ended
-_LEFT = {"peer-closed", "nccl-remote-error", "told-to-end"}  # what a rank says when others end it, or have died
+_LEFT = {"peer-closed", "nccl-remote-error"}  # what a rank says when another one has died
+_TOLD = {"told-to-end"}  # what a rank says when others end it
 _ALSO_LATER = {"gpu", "slurm", "restart"}  # subjects of messages that may come minutes after the fault
+_DEATHS = {"killed-rank", "segmentation-fault", "illegal-instruction", "mpi-daemons"}  # others report them
 _NO_START = {"rendezvous-timeout", "gloo-connect", "nccl-connect"}  # what the others say if a node did not start
 
 
@@ -261,12 +263,15 @@ def _without_outrun(errors: Sequence[Evidence]) -> list[Evidence]:
 
 def _is_consequence(each: Evidence, symptoms: Sequence[Evidence]) -> bool:
     """Whether an error came after the end: after a collective timed out, or after its rank lost another one."""
+    if each.cause.subject in _ALSO_LATER or each.cause.code in _DEATHS:
+        return False
     for symptom in symptoms:
         if symptom.doubtful or not _is_after(each, symptom):
             continue
-        if symptom.cause.code in _WAITED | _ENDED and each.cause.subject not in _ALSO_LATER:
+        code, same_rank = symptom.cause.code, each.rank == symptom.rank
+        if code in _WAITED | _ENDED or (code in _LEFT and same_rank):
             return True
-        if symptom.cause.code in _LEFT and each.rank is not None and each.rank == symptom.rank:
+        if code in _TOLD and same_rank and each.rank is not None:
             return True
     return False
 
