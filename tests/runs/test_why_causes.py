@@ -36,6 +36,7 @@ def test_a_cause_says_what_why_and_what_to_do() -> None:
 def test_a_cause_yields_only_to_causes_that_exist() -> None:
     codes = {cause.code for cause in all_causes()}
     assert {code for cause in all_causes() for code in cause.yields} <= {*codes, "*"}
+    assert {cause.phase for cause in all_causes()} == {"", "start"}
 
 
 def test_a_cause_knows_its_own_message_and_no_other_cause_takes_it() -> None:

@@ -97,9 +97,21 @@ step_of() {
 complete_checkpoint() {
     case $1 in
     *.tmp | *.partial | *.incomplete | */tmp-*) return 1 ;;
+    */checkpoint-*/global_step*) [ "$(step_of "$1")" != "$(step_of "${1%/*}")" ] || return 1 ;; # a part of checkpoint-N
     */checkpoint-*) if marks_checkpoints; then [ -e "$1/complete.json" ] && return; fi ;;
     esac
-    [ "$(rules_of "$1")" != broken ] && whole "$1"
+    [ "$(rules_of "$1")" != broken ] && deepspeed_parts "$1" && whole "$1"
+}
+
+# deepspeed_parts PATH: succeed if the folder of another trainer, such as Hugging Face's, has no parts of DeepSpeed, or all that
+# DeepSpeed needs: `latest` names a folder that is there. It has the model, and with ZeRO the optimizer.
+deepspeed_parts() {
+    local tag=''
+    [ -e "$1/latest" ] || [ -e "$1/zero_to_fp32.py" ] || compgen -G "$1/global_step[0-9]*/" >/dev/null || return 0
+    read -r tag _ 2>/dev/null <"$1/latest"
+    [ -n "$tag" ] && compgen -G "$1/$tag/*_model_states.pt" >/dev/null || return 1
+    [ -e "$1/zero_to_fp32.py" ] || compgen -G "$1/$tag/zero_pp_rank_*_model_states.pt" >/dev/null || return 0
+    compgen -G "$1/$tag/*_optim_states.pt" >/dev/null
 }
 
 # rules_of PATH: print `kept` if a trainer has checkpoints of that name and the needed files are there, `broken` if they are

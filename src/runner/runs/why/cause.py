@@ -16,6 +16,7 @@ CAUSE, EXCEPTION, SYMPTOM, SUMMARY, SLOW = "cause", "exception", "symptom", "sum
 PENDING, EXIT = "pending", "exit"
 KINDS = (CAUSE, EXCEPTION, SYMPTOM, SUMMARY, SLOW, PENDING, EXIT)
 IN_LOGS = (CAUSE, SYMPTOM, SUMMARY, SLOW)
+_WRAPPED = re.compile(r"\w(?:Error|Exception|Failed): ((?:\w{1,40}\.){0,8}\w{1,60}(?:Error|Exception): .+)")
 _IN_ORDER = ((CAUSE,), (SYMPTOM, SUMMARY, SLOW))
 
 
@@ -49,8 +50,10 @@ class Cause:
     unless: str = ""
     """the line must not match this pattern"""
     yields: tuple[str, ...] = ()
-    """codes that explain this one: if the log or the exit code indicates one of them, that one is the cause; `*`: it
-    wraps another error, and any cause in the next lines explains it"""
+    """codes that explain this one: if the log or the exit code indicates one of them, that one is the cause. `*`: any
+    cause that the same rank printed within a few lines, because this one only wraps it"""
+    phase: str = ""
+    """`start`: it is about the start of a job or container. Once the program has run, it is not the cause"""
     restart: str = ""
     """`stop`: the same error comes again after a restart (payload/stops.awk)"""
     node: str = ""
@@ -122,8 +125,13 @@ def by_state(state: str) -> Cause | None:
 
 
 def cause_of(line: str, frames: Callable[[], str] = str) -> Cause | None:
-    """The first cause that matches a log line; causes are tried before symptoms and summaries. None if none matches."""
-    return next((cause for kinds in _IN_ORDER for cause in of_kind(*kinds) if cause.fits(line, frames)), None)
+    """The first cause that matches a log line; causes are tried before symptoms and summaries, and an exception that
+    the line wraps in another one before that. None if none matches."""
+    first = next((cause for kinds in _IN_ORDER for cause in of_kind(*kinds) if cause.fits(line, frames)), None)
+    if first is None or "*" not in first.yields or (wrapped := _WRAPPED.search(line)) is None:
+        return first
+    inner = cause_of(wrapped[1])
+    return inner if inner is not None and inner.kind == CAUSE else first
 
 
 _STOPS = """\

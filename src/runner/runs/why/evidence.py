@@ -12,8 +12,8 @@ from pathlib import Path
 
 from runner.machine import files
 from runner.runs.why import tracebacks
-from runner.runs.why.cause import CAUSE, EXCEPTION, IN_LOGS, Cause, by_word, cause_of, of_kind
-from runner.runs.why.log import Line, Scan, node_of, rank_of, scan, time_of, window, without_prefix
+from runner.runs.why.cause import CAUSE, EXCEPTION, IN_LOGS, SYMPTOM, Cause, by_word, cause_of, of_kind
+from runner.runs.why.log import LINE_BYTES, Line, Scan, node_of, rank_of, scan, time_of, window, without_prefix
 from runner.runs.why.tracebacks import HEADER, Frame, Traceback
 
 OWN_MESSAGE = "runner-message"  # the row for errors of runner and its jobs, which contain a reason and a fix
@@ -21,18 +21,22 @@ SUMMARY = "Root Cause (first observed failure)"  # torch 2.13, torch/distributed
 # an exception without a traceback
 _BARE = re.compile(r"^\s{0,40}(Exception|[A-Za-z_][\w.]{0,120}(?:Error|Exception))(?:: |$)")
 _BARE_WORDS = ("Error: ", "Exception: ", "AssertionError", "NotImplementedError")
-_FRAME = re.compile(r'\s+File ".{1,400}", line \d+, in ')
-_ABORT = re.compile(r"Fatal Python error: Aborted|terminate called after|core dumped|SIGABRT")
-_ABORT_LINES = 12
 _BLOCK_BYTES = 256 << 10  # more than the longest traceback
 _AFTER_LINES = 8  # the message of an exception may have several lines
 _FRAMES_BYTES = 8 << 10
+_LAST_ERROR_LINES = 5  # NCCL's message ends with `Last error:` and a line
+_STARTER = re.compile(
+    r"^(?:\s?\d{1,6}: )?(?:slurmstepd|srun|pyxis|enroot|\[(?:ERROR|WARN)\]|WARNING|FATAL)\b|^\[(?:ERROR|WARN)\]"
+)
+_PRINTS = re.compile(r"\s+(?:raise |print\(|(?:\w{1,40}\.){0,4}(?:warn|warning|error|info|debug|exception|critical)\()")
+_HARDWARE = {"gpu-ecc", "gpu-nvlink", "gpu-xid", "gpu-lost"}  # a program may go on for a while
 _NEAR_LINES = 80  # how far from a line without a time to look for one
 _IGNORED = "Exception ignored in"  # the traceback of a finalizer, which did not end the program
 # the log level of a line (NCCL's WARN and Slurm's `error:` are errors), or a request that is retried
 _NO_ERROR = re.compile(
     r"^(?:(?!NCCL|ERROR|FATAL|[Ee]rror:).){0,100}?(?:(?<![\w.-])(?:WARN(?:ING)?|INFO|DEBUG|[Ww]arning)(?:[\]\s:|)]|$)"
-    r"|\b\w{1,40}Warning: |\[[WI](?:\d{4})? |^[WI]\d{4} )"
+    r"|\b\w{1,40}Warning: |\[[WI](?:\d{3,4})? |^[WI]\d{4} )"
+    r"|\{\"timestamp\":\"[^\"]{1,60}\",\"level\":\"(?:WARN|INFO|DEBUG)\""  # hf-xet, which is written in Rust
     r"|.{0,2000}thrown while requesting [A-Z]"
 )
 
@@ -70,8 +74,8 @@ class Evidence:
     """the program logged it as a warning: it applies only if there is no error"""
     handled: bool = False
     """another exception was raised while this one was handled"""
-    ended: bool = False
-    """the next lines say that the process was aborted"""
+    outrun: bool = False
+    """the program ran after this message about its start, or trained after this message that is not an exception"""
 
     @property
     def place(self) -> str:
@@ -109,9 +113,10 @@ def read_log(source: Source) -> Reading:
     kept = result.lines()
     blocks = _tracebacks(source.path, kept)
     handled = {line.offset for line, _, is_handled in blocks if is_handled}
+    last_traceback = max((line.offset for line, block, _ in blocks if not block.ignored), default=-1)
     found, explained = [], set()
     for line in kept:
-        if _says_nothing(line, blocks) or _is_source(line):
+        if _says_nothing(line, blocks):
             continue
         cause = cause_of(line.text, partial(_frames_above, line)) or _bare_exception(line, blocks)
         if cause is None:
@@ -125,16 +130,19 @@ def read_log(source: Source) -> Reading:
         if block:
             explained.add(block[0].offset)
         each = _evidence(line, cause, source, result, block[1] if block else None)
-        if cause.code == "nccl-timeout":
-            each = replace(each, ended=_is_abort_next(line))
-        found.append(replace(each, handled=block is not None and block[0].offset in handled))
+        each = replace(
+            each,
+            handled=block is not None and block[0].offset in handled,
+            outrun=_is_outrun(line, cause, block is not None, result, last_traceback),
+        )
+        found.append(_with_reason(each))
     found += [
         _unknown(line, block, source, result)
         for line, block, is_handled in blocks
         if line.offset not in explained and not is_handled and not block.ignored
     ]
     rank, node = _summary(source.path, kept)
-    timed = _with_times(sorted(found, key=lambda each: each.offset), modified)
+    timed = _with_times(_messages(sorted(found, key=lambda each: each.offset)), modified)
     return Reading(source, tuple(timed), result, rank, node)
 
 
@@ -156,6 +164,52 @@ def _evidence(line: Line, cause: Cause, source: Source, result: Scan, block: Tra
     )
 
 
+def _is_outrun(line: Line, cause: Cause, in_traceback: bool, result: Scan, last_traceback: int) -> bool:
+    """Whether the program ran after a line about the start, or trained after a line that is not an exception."""
+    trained = result.progress > line.progress
+    if cause.phase == "start" or (cause.subject == "container" and _STARTER.match(line.text)):
+        return trained or line.offset < last_traceback
+    exception = in_traceback or _BARE.match(without_prefix(line.text)[1])
+    return trained and not exception and cause.code not in _HARDWARE
+
+
+def _messages(found: Sequence[Evidence]) -> list[Evidence]:
+    """The same without the source code that prints or raises a message, if the message or another one follows."""
+    kept = []
+    for index, each in enumerate(found):
+        later = [after for after in found[index + 1 :] if (after.path, after.rank) == (each.path, each.rank)]
+        near = [after for after in later if after.number - each.number < _AFTER_LINES]
+        said = any(after.cause.code == each.cause.code for after in near)
+        if not (near and _is_source(each, near[0] if not said else None)):
+            kept.append(each)
+    return kept
+
+
+def _is_source(each: Evidence, other: Evidence | None) -> bool:
+    """Whether a line is the code that a traceback shows below a frame; if another message follows, one that prints."""
+    before = window(each.path, each.offset - 2048, min(each.offset, 2048))
+    frame = len(before) > 1 and before[-1] == "" and tracebacks.is_frame(without_prefix(before[-2])[1])
+    code = without_prefix(window(each.path, each.offset, LINE_BYTES)[0])[1]
+    if not code.startswith((" ", "\t")) or not (frame or code.lstrip().startswith("raise ")):
+        return False
+    return other is None or _PRINTS.match(code) is not None
+
+
+def _with_reason(each: Evidence) -> Evidence:
+    """The evidence with the line that names the reason. NCCL prints it after `Last error:`, enroot before the hook."""
+    if each.cause.subject == "nccl" and each.cause.kind == SYMPTOM:
+        lines = window(each.path, each.offset, 4096)[:_LAST_ERROR_LINES]
+        for index, line in enumerate(lines[:-1]):
+            if without_prefix(line)[1].strip() == "Last error:" and lines[index + 1].strip():
+                return replace(each, number=each.number + index + 1, text=lines[index + 1].strip())
+    if each.cause.code == "enroot-hook" and each.offset:
+        above = window(each.path, each.offset - 2048, min(each.offset, 2048))[-2:-1]
+        if above and "[ERROR]" in above[0]:
+            cause = each.cause.filled(each.cause.placeholders(each.text))  # the hook's name is not in the line above
+            return replace(each, cause=cause, number=each.number - 1, text=above[0].strip())
+    return each
+
+
 def _says_nothing(line: Line, blocks: Sequence[tuple[Line, Traceback, bool]]) -> bool:
     """Whether to ignore a line: it is source code in a traceback, or belongs to an ignored traceback."""
     prefix, text = without_prefix(line.text)
@@ -163,19 +217,6 @@ def _says_nothing(line: Line, blocks: Sequence[tuple[Line, Traceback, bool]]) ->
         if prefix == block.prefix and 0 < (after := line.number - header.number) <= block.last:
             return block.ignored or (after < block.last and text.startswith((" ", "\t")))
     return False
-
-
-def _is_source(line: Line) -> bool:
-    """Whether a line is a `raise` in a traceback that has lost its header: the message follows, with its values."""
-    if not without_prefix(line.text)[1].startswith("    raise "):
-        return False
-    before = window(line.path, line.offset - 2048, min(line.offset, 2048))[-2:-1]
-    return any(_FRAME.match(without_prefix(text)[1]) for text in before)
-
-
-def _is_abort_next(line: Line) -> bool:
-    following = window(line.path, line.offset, 4096)[1 : 1 + _ABORT_LINES]
-    return any(_ABORT.search(text) for text in following)
 
 
 def _frames_above(line: Line) -> str:
@@ -291,12 +332,13 @@ def _near(each: Evidence, year: int) -> datetime | None:
 
 
 _WORDS = (b"rror", b"ERR", b"FATAL", b"atal", b"ailed", b"AILED", b"annot", b"denied", b"illed", b"bort", b"o such",
-          b"panic", b"xception", b"nable to", b"ot found", b"imed out")  # fmt: skip
+          b"panic", b"xception", b"nable to", b"ot found", b"imed out", b": line ")  # fmt: skip
 _WEIGHTS = (
     (re.compile(r"(?i)\b(fatal|panic|abort(ed|ing)?|killed|core dumped)\b"), 4),
     (re.compile(r"^(\[rank ?\d+\]: ?|\d+: )?[\w.]{1,120}(Error|Exception)\b"), 4),
     (re.compile(r"\bNCCL WARN\b"), 4),
     (re.compile(r"(?i)\b(error|exception|failed|failure|cannot|denied|unable|timed out|no such|not found)\b"), 2),
+    (re.compile(r"^\S{1,400}: line \d{1,6}: "), 3),  # a shell
     (re.compile(r"(?i)\b(warn(ing)?|deprecat|info|debug|retry)"), -2),
     (re.compile(r"(?i)\b(0 errors?|no errors?|errors?[=:] ?0|failed[=:] ?0|0 failed|ignor|fall(ing)? back)\b"), -6),
 )

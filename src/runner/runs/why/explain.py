@@ -214,10 +214,14 @@ def sources(run: Run) -> tuple[Source, ...]:
     return tuple(each for each in found if each.path.stat().st_size)
 
 
-_CANNOT_START = {"launch-failed"}
-_TIMEOUT = "nccl-timeout"
-_WRAPPED_LINES = 3
 _BEFORE_LINES, _AFTER_LINES = 60, 12  # libraries often print the reason a few lines before or after the exception
+_WAITED = {"nccl-timeout", "hang"}  # what a rank says after minutes: the failure that it waited for is older
+_ENDED = {"cancelled"}  # what follows is how the programs ended
+_LEFT = {"peer-closed", "nccl-remote-error"}  # what a rank says when another one has died
+_TOLD = {"told-to-end"}  # what a rank says when others end it
+_ALSO_LATER = {"gpu", "slurm", "restart"}  # subjects of messages that may come minutes after the fault
+_DEATHS = {"killed-rank", "segmentation-fault", "illegal-instruction", "mpi-daemons"}  # others report them
+_NO_START = {"rendezvous-timeout", "gloo-connect", "nccl-connect"}  # what the others say if a node did not start
 
 
 @dataclass(frozen=True)
@@ -236,63 +240,76 @@ class Verdict:
 def judge(readings: Sequence[Reading]) -> Verdict:
     """The verdict over all logs of an attempt."""
     everything = sorted((each for reading in readings for each in reading.evidence), key=lambda each: each.order)
-    fatal = [each for each in everything if not each.survived and not _is_noise(each, everything)]
+    fatal = [each for each in everything if not each.survived]
     broken = [each for each in fatal if each.cause.kind in (CAUSE, EXCEPTION)]
     symptoms = [each for each in fatal if each.cause.kind == SYMPTOM]
     summaries = [each for each in fatal if each.cause.kind == SUMMARY]
-    errors = [each for each in broken if not each.doubtful] or broken or symptoms
-    first = _reason(errors[0], broken or symptoms) if errors else None
-    if first is not None and (waited := _timed_out_before(first, symptoms)):
-        first = waited
+    sure = _without_outrun([each for each in broken if not each.doubtful])
+    early = [each for each in sure if not _is_consequence(each, symptoms)]
+    errors = early or (symptoms if sure else broken or symptoms)
+    first = _reason(_of_first_rank(errors, readings), broken or symptoms) if errors else None
     summary = summaries[0] if summaries else None
     others = [*broken, *symptoms, *summaries]
     slow = _followed(None, [each for each in everything if each.cause.kind == SLOW])
     return Verdict(first, summary, _followed(first, others), tuple(each for each, _ in slow))
 
 
-def _is_noise(each: Evidence, everything: Sequence[Evidence]) -> bool:
-    """Whether a message that a program cannot start was printed, but the program started: it failed by itself later."""
-    return each.cause.code in _CANNOT_START and any(
-        later.frame is not None and later.path == each.path and later.offset > each.offset for later in everything
-    )
+def _without_outrun(errors: Sequence[Evidence]) -> list[Evidence]:
+    """The errors without those that the program outran, if it failed later for a reason of its own."""
+    rest = [each for each in errors if not each.outrun]
+    own = any(each.cause.code not in _NO_START for each in rest)
+    return rest if own else list(errors)
 
 
-def _timed_out_before(first: Evidence, symptoms: Sequence[Evidence]) -> Evidence | None:
-    """The timeout that ended the program before it printed `first`: a program that ends in pieces prints more errors.
+def _is_consequence(each: Evidence, symptoms: Sequence[Evidence]) -> bool:
+    """Whether an error came after the end: after a collective timed out, or after its rank lost another one."""
+    if each.cause.subject in _ALSO_LATER or each.cause.code in _DEATHS:
+        return False
+    for symptom in symptoms:
+        if symptom.doubtful or not _is_after(each, symptom):
+            continue
+        code, same_rank = symptom.cause.code, each.rank == symptom.rank
+        if code in _WAITED | _ENDED or (code in _LEFT and same_rank):
+            return True
+        if code in _TOLD and same_rank and each.rank is not None:
+            return True
+    return False
 
-    Only an error without a rank of its own counts as such a piece; a rank that reports later may have failed earlier.
-    """
-    if first.rank is not None or first.cause.code in _CANNOT_START:
-        return None
-    for each in symptoms:
-        aborted = each.cause.code == _TIMEOUT and each.ended and each.path == first.path
-        if aborted and each.offset < first.offset and each.at <= first.at:
-            return each
-    return None
+
+def _is_after(each: Evidence, other: Evidence) -> bool:
+    """Whether one line was printed after another: by their times, or else by their places in the log."""
+    if each.time and other.time and each.time != other.time:
+        return each.time > other.time
+    return each.path == other.path and each.offset > other.offset
+
+
+def _of_first_rank(errors: Sequence[Evidence], readings: Sequence[Reading]) -> Evidence:
+    """The first error. If no time tells the order, of those in the same log, that of the rank that torchrun names."""
+    first = errors[0]
+    named = next((reading.first_rank for reading in readings if reading.source.path == first.path), None)
+    if first.time or first.rank is None or named is None or named == first.rank:
+        return first
+    return next((each for each in errors if (each.path, each.rank) == (first.path, named)), first)
 
 
 def _reason(first: Evidence, broken: Sequence[Evidence]) -> Evidence:
     """The evidence that explains the first: a cause that it yields to, or, for an exception that is known only by its
     class, or a missing module or file that the program handled, a cause that the same rank printed close to it."""
-    if "*" in first.cause.yields:  # it only wraps the error that is printed next
-        for each in broken:
-            after = each.number - first.number
-            if (
-                each.path == first.path
-                and 0 < after <= _WRAPPED_LINES
-                and each.cause.kind == CAUSE
-                and not each.doubtful
-            ):
-                return each
     passed = {first.cause.code}
     while found := next((e for e in broken if e.cause.code in first.cause.yields and e.cause.code not in passed), None):
         first = found
         passed.add(first.cause.code)
     tried = first.handled and first.cause.subject == _PYTHON  # an import, a file that was only tried
-    if first.cause.kind != EXCEPTION and not tried:
+    wraps = "*" in first.cause.yields
+    if first.cause.kind != EXCEPTION and not tried and not wraps:
         return first
-    for each in broken:
-        if tried and (each.handled or each.cause.subject in _NO_REASONS or each.order < first.order):
+    nearest = sorted(broken, key=lambda each: (each.number < first.number, abs(each.number - first.number)))
+    for each in nearest if wraps else broken:
+        if (
+            each.outrun
+            or each.cause.code in passed
+            or (tried and (each.handled or each.cause.subject in _NO_REASONS or each.order < first.order))
+        ):
             continue
         after = each.number - first.number
         near = each.path == first.path and -_BEFORE_LINES <= after <= (_BEFORE_LINES if tried else _AFTER_LINES)

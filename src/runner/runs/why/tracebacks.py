@@ -73,6 +73,11 @@ def read(lines: Sequence[str], start: int) -> Traceback | None:
     return None
 
 
+def is_frame(text: str) -> bool:
+    """Whether a line, without a launcher's prefix, names a place in the code."""
+    return _FRAME.match(text) is not None
+
+
 def handled_by(lines: Sequence[str], after: Traceback) -> int | None:
     """The index of the traceback that was raised while this one was handled, or from it; None for the last one.
 
