@@ -131,6 +131,15 @@ def test_what_one_line_wraps_is_the_cause_too(tmp_path: Path) -> None:
     assert code(tmp_path, f"{line}: No such file or directory\n") == "library-missing"
 
 
+def test_an_exception_that_says_nothing_is_explained_by_the_one_that_it_was_raised_from(tmp_path: Path) -> None:
+    direct = "\nThe above exception was the direct cause of the following exception:\n\n"
+    during = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    inner, outer = error("KeyError: 'labels'", "batch['labels']"), error("RuntimeError: training failed")
+    found = answer(tmp_path, inner + direct + outer)
+    assert found.cause is not None and (found.cause.code, found.line) == ("key-missing", "KeyError: 'labels'")
+    assert code(tmp_path, inner + during + outer) == "python-exception"
+
+
 def test_the_summary_of_a_launcher_never_wins(tmp_path: Path) -> None:
     launcher = "subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status 1.\n"
     srun = "srun: error: nid001: task 0: Exited with exit code 1\n"

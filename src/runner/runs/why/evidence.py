@@ -137,7 +137,7 @@ def read_log(source: Source) -> Reading:
         )
         found.append(_with_reason(each))
     found += [
-        _unknown(line, block, source, result)
+        _unknown(*_origin(line, block, blocks), source, result)
         for line, block, is_handled in blocks
         if line.offset not in explained and not is_handled and not block.ignored
     ]
@@ -251,6 +251,18 @@ def _own_message(because: Line, cause: Cause, source: Source, result: Scan) -> l
     return [_evidence(what, replace(cause, explanation=why, fix=fix), source, result, None)]
 
 
+def _origin(header: Line, block: Traceback, blocks: Sequence[tuple[Line, Traceback, bool]]) -> tuple[Line, Traceback]:
+    """The traceback, or, if its class says nothing, the one that caused it directly and whose class says more."""
+    unknown = by_word(EXCEPTION, "*")
+    if _by_class(block.exception) != unknown:
+        return header, block
+    for line, inner, _ in blocks:
+        if inner.caused is not None and line.number + inner.caused == header.number:
+            found = _origin(line, inner, blocks)
+            return found if _by_class(found[1].exception) != unknown else (header, block)
+    return header, block
+
+
 def _unknown(header: Line, block: Traceback, source: Source, result: Scan) -> Evidence:
     """The evidence for a traceback that matches no cause except by the class of its exception."""
     cause = _by_class(block.exception)
@@ -273,6 +285,8 @@ def _tracebacks(path: Path, kept: Sequence[Line]) -> list[tuple[Line, Traceback,
         before = window(path, line.offset - 400, min(line.offset, 400))[-2:-1]
         block = replace(block, ignored=any(_IGNORED in text for text in before))
         next_at = tracebacks.handled_by(lines, block)
+        if tracebacks.caused_by(lines, block, next_at):
+            block = replace(block, caused=next_at)
         found.append((line, _with_users_frame(lines, block, next_at), next_at is not None))
     return found
 

@@ -42,6 +42,8 @@ class Traceback:
     frames: tuple[Frame, ...]
     prefix: str = ""
     """the launcher's prefix of its lines"""
+    caused: int | None = None
+    """how many lines after its header the traceback begins that it was the direct cause of (`raise … from`)"""
     ignored: bool = False
     """Python printed it and continued, because a finalizer raised it"""
 
@@ -71,6 +73,11 @@ def read(lines: Sequence[str], start: int) -> Traceback | None:
         elif frames:
             return None  # incomplete, or mixed with lines of another process that cannot be distinguished
     return None
+
+
+def caused_by(lines: Sequence[str], inner: Traceback, outer: int | None) -> bool:
+    """Whether the traceback at index `outer` was raised from the inner one, not only while that one was handled."""
+    return outer is not None and any(_CHAIN[1] in line for line in lines[inner.last + 1 : outer])
 
 
 def is_frame(text: str) -> bool:
