@@ -78,6 +78,37 @@ def test_a_script_runs_as_under_plain_sbatch(cluster: Runner, slurm: SlurmLab, p
     assert "exit code 3" in runner("why", name, code=None).stdout
 
 
+SHELL = """\
+#!/bin/bash
+#SBATCH -t 5 -o /dev/null --no-requeue
+number=$((SLURM_RESTART_COUNT + $(ls shell-"$1"-* 2>/dev/null | wc -l)))
+{ env -0 | sort -z | grep -z -v -e ^SLURM -e ^RUNNER_ -e ^HOSTNAME; set -o; shopt; declare -F; } >"shell-$1-$number"
+[ "$1$number" = plain0 ] || [ "$number" = 1 ] || exit 75
+"""
+
+
+def test_the_shell_options_and_functions_of_the_user_reach_the_script_alone(
+    cluster: Runner, slurm: SlurmLab, place: Path
+) -> None:
+    """Also with a large environment, with options that keep bash from reading our file, and in a job that follows."""
+    write(place, {"shell.sh": SHELL})
+    hostile = {
+        "POSIXLY_CORRECT": "1",
+        "SHELLOPTS": "braceexpand:hashall:posix",
+        "BASHOPTS": "failglob",
+        **{f"BASH_FUNC_{name}%%": "() {  echo replaced\n}" for name in ("cd", "kill", "read", "dirname")},
+        **{f"BIG{number}": "x" * 100_000 for number in range(12)},
+    }
+    plain(slurm, {**cluster.environ, **hostile}, place, "shell.sh", "plain")
+    words = ("launch", "--restart", "time_limit=1", "./shell.sh", "--", "run")
+    name = cluster(*words, cwd=place, extra_environ=hostile).stdout.strip()
+    status = cluster.wait(name, lambda status: status["state"] == "COMPLETED" and status["attempt"] == 2)
+    assert status["causes"] == ["time_limit", "done"] and len(status["job_ids"]) == 2
+    texts = [(place / f"shell-{each}").read_text().split("\0") for each in ("plain-0", "run-0", "run-1")]
+    assert [set(text) ^ set(texts[0]) for text in texts] == [set()] * 3
+    assert any(word.startswith("BIG11=") for word in texts[0])
+
+
 def test_the_dry_run_prints_the_scripts_bytes_and_the_source_of_each_value(cluster: Runner, place: Path) -> None:
     environ = {**cluster.environ, "SBATCH_TIMELIMIT": "7"}
     runner = Runner(cluster.project, environ, cluster.site)

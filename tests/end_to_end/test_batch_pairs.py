@@ -136,6 +136,26 @@ def test_what_a_snapshot_leaves_out_is_named(cluster: Runner, place: Path) -> No
     assert "cannot run ./own.sh from a snapshot" in error and "git ignores it" in error
 
 
+GROWING = """\
+#!/bin/bash
+#SBATCH -t 5 -o train_%j.log
+while :; do echo "iter 1: loss 2.0"; sleep 0.002; done
+"""
+
+
+def test_a_log_that_grows_beside_the_scripts_stops_no_launch(cluster: Runner, slurm: SlurmLab, place: Path) -> None:
+    """In a folder without git, the log of a running job is one of the files of the snapshot."""
+    write(place, {"slow.sbatch": GROWING, "own.sh": OWN, "lib": "x\n"})
+    write(cluster.project, {"work/main.sh": "echo started\n"})
+    job = slurm.run(("sbatch", "--parsable", "slow.sbatch"), cwd=place).stdout.strip()
+    log = place / f"train_{job}.log"
+    until(lambda: log.exists() and log.stat().st_size > 0)
+    shown = [cluster("launch", "./own.sh", cwd=place), cluster("launch", "--script", "./main.sh", cwd=place)]
+    slurm.run(("scancel", job))
+    note = f"left out of the code snapshot: work/train_{job}.log (it changed during the launch)"
+    assert [note in each.stderr for each in shown] == [True, True]
+
+
 def test_a_sweep_over_an_array_is_refused_with_its_line(cluster: Runner, place: Path) -> None:
     write(place, {"array.sh": "#!/bin/bash\n#SBATCH -t 5\n#SBATCH -a 1-2\n"})
     error = cluster("launch", "--sweep", "LR=1,2", "./array.sh", cwd=place, code=2).stderr

@@ -277,6 +277,54 @@ def started(run: Path, text: str, settings: str = "", **environ: str) -> "subpro
         return subprocess.Popen(words, cwd=run, env={**outer, **ours, **environ}, stdout=out, stderr=out)
 
 
+SHOWS = """\
+#!/bin/bash
+: >>made
+env -0 | sort -z | tr '\\0' '\\n'
+set -o; shopt; declare -F; ulimit -a; umask
+for number in /proc/$$/fd/*; do echo "${number##*/}"; done
+printf 'word <%s>\\n' "$@"
+exit 3
+"""
+HOSTILE = {
+    "functions": {
+        "BASH_FUNC_cd%%": '() {  builtin cd "$@" && builtin pwd\n}',
+        **{f"BASH_FUNC_{name}%%": "() {  echo replaced\n}" for name in ("kill", "read", "exec", "cat", "return")},
+    },
+    "options of bash": {"BASHOPTS": "failglob:expand_aliases:extglob"},
+    "noclobber": {"SHELLOPTS": "braceexpand:hashall:noclobber"},
+    "allexport": {"SHELLOPTS": "allexport:keyword:noglob"},
+    "trace": {"SHELLOPTS": "nounset:xtrace"},
+    "names of ours": {
+        "limit": "3",
+        "interpreter": "/bin/false",
+        "again": "x",
+        "withheld": "x",
+        "words": "x",
+        "TMOUT": "1",
+    },
+    "names of bash": {"UID": "7", "PPID": "8", "CDPATH": "/usr", "GLOBIGNORE": "*", "IFS": "/", "PS4": "$(echo x)"},
+    "odd names": {"-u": "a", "a b": "c", "A.B": "d", "my_token": "secret-horse", "EMPTY": "", "LINES_": "x\ny"},
+    "much": {f"BIG{number}": "x" * 100_000 for number in range(12)},
+}
+
+
+@pytest.mark.parametrize("environ", HOSTILE.values(), ids=HOSTILE)
+def test_a_script_sees_its_environment_whatever_it_means_to_bash(tmp_path: Path, environ: dict[str, str]) -> None:
+    """It runs once, is recorded, and prints what it prints without runner."""
+    run, plain = tmp_path / "run", tmp_path / "plain"
+    plain.mkdir()
+    assert started(run, SHOWS, **environ).wait(timeout=120) == 3
+    (plain / "slurm_script").write_text(SHOWS)
+    outer = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "RUNNER_"))}
+    variables = {**outer, "SLURM_JOB_ID": "17", "HOME": str(run), **environ}
+    done = subprocess.run(("bash", "slurm_script"), cwd=plain, env=variables, capture_output=True, check=False)
+    lines = [line for line in (run / "out").read_bytes().splitlines() if not line.startswith(b"RUNNER_")]
+    assert (run / "attempts/1/exit_code").read_text() == "3\n" and not (run / "attempts/2").exists()
+    wanted = (done.stderr + done.stdout).replace(bytes(plain), bytes(run)).splitlines()
+    assert sorted(lines) == sorted(wanted)
+
+
 def children(pid: int) -> list[int]:
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 

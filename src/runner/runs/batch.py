@@ -25,7 +25,7 @@ from runner.runs.adopt.options import SBATCH, split
 from runner.runs.job import KEYS, Job, Layer, Resources, Restart, Setting, time_limit_minutes, value
 from runner.runs.resolve import setting_of
 from runner.runs.schedulers.flags import REFUSED
-from runner.runs.schedulers.slurm_commands import SUBMIT, gpu_request, time_limit_text
+from runner.runs.schedulers.slurm_commands import SUBMIT, WITHHELD, gpu_request, time_limit_text
 from runner.runs.schedulers.template import restart_words
 from runner.site import Origin, Site
 
@@ -234,8 +234,8 @@ def load(word: str, layers: Sequence[Layer], project: Project, environ: Mapping[
     return Batch(word, project.start, text, options, tuple(others), (*added, *file, *own))
 
 
-def in_snapshot(batch: Batch, main: Path | None, files: Collection[str]) -> Batch:
-    """The script as it is in the snapshot of `main`, submitted from the same folder there."""
+def in_snapshot(batch: Batch, main: Path | None, files: Collection[str]) -> tuple[Batch, str]:
+    """(the script, submitted from the same folder of the snapshot of `main`; its name in the snapshot)."""
     path, root = batch.path.resolve(), (main or Path()).resolve()
     why = "" if main and path.is_relative_to(root) else f"it is not in {main or 'a project or a git repository'}"
     if not why and path.relative_to(root).as_posix() not in files:
@@ -244,7 +244,8 @@ def in_snapshot(batch: Batch, main: Path | None, files: Collection[str]) -> Batc
         raise RunnerError(f"cannot run {batch.word} from a snapshot", why, "leave out --from-snapshot")
     folder = batch.folder.resolve() if batch.folder.resolve().is_relative_to(root) else root
     word = os.path.relpath(path, folder)
-    return replace(batch, word=word if "/" in word else f"./{word}", in_snapshot=str(folder.relative_to(root)))
+    inside = replace(batch, word=word if "/" in word else f"./{word}", in_snapshot=str(folder.relative_to(root)))
+    return inside, path.relative_to(root).as_posix()
 
 
 def restart_of(layers: Sequence[Layer]) -> Restart | None:
@@ -313,6 +314,7 @@ def files(batch: Batch, job: Job, environ: Mapping[str, str], site: Site) -> dic
     found = {batch.kept: batch.text, SUBMIT: submission(batch, job)}
     # whether Slurm exports the user's own BASH_ENV, or takes it from a login shell on the node
     exported = batch.exports_all or "BASH_ENV" in batch.option("export").split(",")
+    withheld = [f"{name}={environ[name]}" for name in _withheld(batch, environ)]
     by_submission = replace(site, restart_by="submit") if "no-requeue" in batch.options else site
     values = {
         "gpus": str(job.gpus),
@@ -328,8 +330,15 @@ def files(batch: Batch, job: Job, environ: Mapping[str, str], site: Site) -> dic
         found[f"wrapper/{batch.name}"] = "\n".join(("#!/bin/bash", *head, ""))
         interpreter, _, option = first.removeprefix("#!").strip().partition(" ")
         values |= {"interpreter": interpreter, "interpreter_option": option.strip(), "kept": batch.kept}
-    found["settings.sh"] = "".join(f"{name}={quoted(text)}\n" for name, text in values.items() if text)
-    return found
+    lines = [f"{name}={quoted(text)}\n" for name, text in values.items() if text]
+    lines += [f"withheld=({' '.join(map(quoted, withheld))})\n"] if withheld else []
+    return {**found, "settings.sh": "".join(lines)}
+
+
+def _withheld(batch: Batch, environ: Mapping[str, str]) -> list[str]:
+    """The variables that sbatch must not see. payload/batch.sh sets them again for the script."""
+    listed = batch.option("export").split(",")
+    return [name for name in WITHHELD if name in environ and (batch.exports_all or name in listed)]
 
 
 def _words(batch: Batch, job: Job) -> tuple[str, ...]:
@@ -355,20 +364,20 @@ def submission(batch: Batch, job: Job) -> str:
             )
     kept, folder, script = f'"$run"/{quoted(batch.kept)}', quoted(str(batch.folder)), quoted(batch.word)
     place = [
-        f"[ . -ef {folder} ] || cd {folder} || exit",
+        f"[ . -ef {folder} ] || builtin cd {folder} || exit",
         f"script={script}",
-        f'[ ! -e {kept} ] || cmp -s "$script" {kept} || script={kept} # it has changed since the launch',
+        f'[ ! -e {kept} ] || command cmp -s "$script" {kept} || script={kept} # it has changed since the launch',
     ]
     if batch.in_snapshot is not None:
         inside = f'"$run"/code/{quoted(batch.in_snapshot)}'  # the snapshot has no empty folders
-        place = [f"mkdir -p {inside} && cd {inside} || exit", f"script={script}"]
+        place = [f"command mkdir -p {inside} && builtin cd {inside} || exit", f"script={script}"]
     if not batch.reads_bash_env:
         place.append(f'script="$run"/wrapper/{quoted(batch.name)} # the interpreter does not read BASH_ENV')
     flags, words = (" ".join(map(quoted, some)) for some in (("--parsable", *_words(batch, job)), job.arguments))
     lines = (
         "#!/bin/bash",
         "# Submits the script as an attempt of this run: bash RUN/submit.sh [FLAGS of sbatch]",
-        'run=$(CDPATH="" cd -P "$(dirname "${BASH_SOURCE[0]}")" && pwd) || exit',
+        'run=$(CDPATH="" builtin cd -P "$(command dirname "${BASH_SOURCE[0]}")" && builtin pwd) || exit',
         *place,
         *(f"export {name}={quoted(text)}" for name, text in job.env.items()),
         'export BASH_ENV="$run"/payload/batch.sh',

@@ -144,8 +144,9 @@ def prepare(
     script = scheduler.script(job, attachment, site)
     notes += (*hub_notes, *attachment.notes, *job.notes, *program.notes)
     job = replace(job, environment=environment)
+    taken = replace(asked(), needed=program.script or "")
     plan = RunPlan(
-        site, environment, image, engine, attachment, job, program, asked(), script, {SCRIPT: script}, (*notes,), waits
+        site, environment, image, engine, attachment, job, program, taken, script, {SCRIPT: script}, (*notes,), waits
     )
     return _complete(plan, project)
 
@@ -208,7 +209,8 @@ def _plan_of_batch(
     job = waits.with_folder(job)
     main, taken, trouble = _snapshot_of_batch(script, project, strict=request.from_snapshot)
     if request.from_snapshot:
-        script = batch.in_snapshot(script, main, taken.files)
+        script, needed = batch.in_snapshot(script, main, taken.files)
+        taken = replace(taken, needed=needed)
         trouble += snapshot.secrets_left_out(taken, (main or Path()).resolve(), script.path.resolve().parent)
     none, image, program = Attachment(), LaunchImage(""), Program(None, (), main)
     files, notes = batch.files(script, job, environ, site), (*notes, *trouble)

@@ -3,42 +3,78 @@
 # the very same command line again as a child, with the environment that Slurm gave to the job, and records how it ended.
 # It never returns. Functions of the other files of payload/ do most of this.
 # shellcheck disable=SC2317 # traps and the other files call the functions below
+# First, this bash is replaced by one with an empty environment, because functions and options in the job's environment, such as
+# a function `cd` or failglob, are for the script alone. The job's words and variables, as Slurm set them, arrive on the
+# descriptors 8 and 9. Until then: keywords only, because a command may be such a function, and no output, because of -x.
 {
     # only Slurm's copy of the batch script: a login shell reads this file for the programs of its profile too
-    [ "${0##*/}" = slurm_script ] || return 0
-    set +euvx # the options of the #! line are for the script
-} 2>/dev/null
-bash_file=$BASH_ENV
-RUNNER_RUN=${BASH_ENV%/payload/batch.sh}
-exec 3>&1 4>&2 # the user's output files
+    if [[ ${0##*/} = slurm_script ]]; then
+        {
+            POSIXLY_CORRECT=1 # in this mode, no function replaces exec
+            exec -c "$BASH" "$BASH_ENV" 2>&4
+        } 8< <(/usr/bin/env cat "/proc/$BASHPID/cmdline" && [[ -n $0 ]]) 9< <(/usr/bin/env cat "/proc/$BASHPID/environ" && [[ -n $0 ]])
+    fi
+} 4>&2 2>/dev/null
+[[ $0 = "${BASH_SOURCE[0]}" ]] || return 0
+bash_file=$0
+RUNNER_RUN=${bash_file%/payload/batch.sh}
+exec 3>&1 # 3 and 4: the user's output files
 folder=$PWD array_job='' array_task=''
 # shellcheck disable=SC2034 # checkpoints.sh: relative paths in the output begin there
 program_folder=$folder
 
-# Sets gpus, hang_seconds, export_env, bash_env, bash_env_of_login, is_array, restart_words.
+# Sets gpus, hang_seconds, export_env, bash_env, bash_env_of_login, withheld, is_array, restart_words.
+withheld=()
 # shellcheck source=/dev/null
 . "$RUNNER_RUN/settings.sh"
+
+# use NAME=VALUE: let the other files of payload/ use a variable of the job: one in capital letters, one that may be a secret,
+# which messages must not show, or a proxy. Not one with a meaning for bash, nor a long one, which makes each command slower.
+use() {
+    local name=${1%%=*}
+    case $name in
+    *[!A-Za-z0-9_]* | [0-9]* | BASH* | POSIXLY_CORRECT | SHELLOPTS | CDPATH | GLOBIGNORE | EXECIGNORE | FUNCNEST | ENV | IFS | PS4 | TMOUT) return ;;
+    UID | EUID | PPID | PWD | OLDPWD | SHLVL | _) return ;;
+    PATH | LD_LIBRARY_PATH | SLURM* | RUNNER_* | *_proxy) ;;
+    *)
+        [[ $name != *[a-z]* ]] || may_be_secret "$name" || return
+        ((${#1} < 10000)) || return
+        ;;
+    esac
+    export "$name=${1#*=}"
+}
+
+may_be_secret() { [[ ${1^^} =~ TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH|WEBHOOK ]]; }
+
+words=() variables=()
+while IFS= read -r -d '' word; do words+=("$word"); done <&8
+while IFS= read -r -d '' word; do
+    case $word in
+    =* | BASH_ENV=* | RUNNER_RUN=* | RUNNER_ATTEMPT=* | RUNNER_SAVE_AND_EXIT=*) continue ;;
+    RUNNER_AGAIN=*) ;;
+    SLURM_EXPORT_ENV=*) variables+=("SLURM_EXPORT_ENV=${export_env:-${word#*=}}") ;;
+    *=*) variables+=("$word") ;;
+    *) continue ;;
+    esac
+    use "$word" 2>/dev/null
+done <&9
+for descriptor in "/proc/$$/fd"/*; do # bash has a second descriptor for each
+    for pipe in 8 9; do
+        [ ! "$descriptor" -ef "/proc/$$/fd/$pipe" ] || [ "${descriptor##*/}" = "$pipe" ] || other=${descriptor##*/}
+        [ -z "${other:-}" ] || { exec {other}>&- && other=; }
+    done
+done
+exec 8<&- 9<&-
+
 if [ -n "${is_array:-}" ] && [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then
     array_job=${SLURM_ARRAY_JOB_ID:-} array_task=$SLURM_ARRAY_TASK_ID
     [ ! -e "$RUNNER_RUN/$array_task/run.json" ] || RUNNER_RUN=$(cd -P "$RUNNER_RUN/$array_task" && pwd) # each task is a run
 fi
-
-# The words of the job's own command line, and its variables as Slurm set them.
-words=() variables=()
-while IFS= read -r -d '' word; do words+=("$word"); done </proc/$$/cmdline
-while IFS= read -r -d '' word; do
-    case $word in
-    BASH_ENV=* | RUNNER_AGAIN=* | RUNNER_RUN=* | RUNNER_ATTEMPT=* | RUNNER_SAVE_AND_EXIT=*) ;;
-    SLURM_EXPORT_ENV=*) variables+=("SLURM_EXPORT_ENV=${export_env:-${word#*=}}") ;;
-    *) variables+=("$word") ;;
-    esac
-done </proc/$$/environ
 # Without --export=ALL, Slurm takes the variables from a login shell, but ours has replaced its BASH_ENV.
 # shellcheck disable=SC2016 # the login shell expands it
 [ -z "${bash_env_of_login:-}" ] ||
     bash_env=$(timeout 20 env -i HOME="$HOME" "${SHELL:-bash}" -lc 'printf %s "${BASH_ENV:-}"' 2>&- <&-)
-[ -z "${bash_env:-}" ] || variables+=("BASH_ENV=$bash_env")
-unset BASH_ENV
+[ -z "${bash_env:-}" ] || withheld+=("BASH_ENV=$bash_env")
 job_words=("${words[@]}")
 
 # An interpreter that does not read BASH_ENV: Slurm's copy is only a wrapper, and RUN/script/NAME (kept) is the script.
@@ -51,26 +87,43 @@ fi
 # become WORD…: replace this process by `env WORD…`, with the job's variables only. Every user of the node can read command
 # lines: a variable that may be a secret stays exported instead.
 become() {
-    local word name own=()
+    local word name own=() removed=()
     local -A others=([_]=1)
     for name in $(compgen -e); do others[$name]=1; done
     for word in "${variables[@]}"; do
         name=${word%%=*}
-        if [[ $name =~ ^[A-Za-z_][A-Za-z0-9_]*$ && ${name^^} =~ TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH|WEBHOOK ]]; then
+        if [[ $name =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]] && may_be_secret "$name"; then
             export "$name=${word#*=}"
             unset "others[$name]"
         else
             own+=("$word")
         fi
     done
-    for name in "${!others[@]}"; do own=(-u "$name" "${own[@]}"); done
-    exec env "${own[@]}" "$@"
+    for name in "${!others[@]}"; do removed+=(-u "$name"); done
+    exec env "${removed[@]}" -- "${own[@]}" "$@"
+}
+
+# submit_script FLAG…: submit the script again, with the job's own variables, but without those that name this job, and without
+# secrets that the next job reads from their file. submit.sh adds the withheld ones.
+submit_script() {
+    local word name kept=()
+    for word in "${variables[@]}"; do
+        name=${word%%=*}
+        case $name in
+        SLURM_CONF | RUNNER_CACHE | RUNNER_SECRETS) ;;
+        SLURM_* | RUNNER_*) continue ;;
+        esac
+        # shellcheck disable=SC2154 # secrets.sh
+        [[ " ${read_names[*]} " = *" $name "* ]] || kept+=("$word")
+    done
+    variables=("${kept[@]}")
+    cd "$folder" && become bash "$RUNNER_RUN/submit.sh" "$@"
 }
 
 # If the run folder cannot be written, the script runs all the same, but nothing is recorded.
 if ! cd "$RUNNER_RUN" || ! { mkdir -p attempts && : >"attempts/.starts-$SLURM_JOB_ID"; } 2>/dev/null; then
     echo "runner: cannot write to $RUNNER_RUN: the script runs, but runner does not record it" >&2
-    cd "$folder" && become "${words[@]}" 3>&- 4>&-
+    cd "$folder" && become "${withheld[@]}" "${words[@]}" 3>&- 4>&-
 fi
 export RUNNER_RUN
 
@@ -207,7 +260,7 @@ set -m
     cd "$folder" || exit
     exec 1>&3 2>&4 3>&- 4>&- {start}>&- {quiet}>&-
     become RUNNER_RUN="$RUNNER_RUN" RUNNER_ATTEMPT="$RUNNER_ATTEMPT" RUNNER_SAVE_AND_EXIT="$RUNNER_SAVE_AND_EXIT" \
-        "${words[@]}"
+        "${withheld[@]}" "${words[@]}"
 ) &
 child=$!
 set +m

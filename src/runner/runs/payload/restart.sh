@@ -481,14 +481,13 @@ restart() {
 
 # resubmit [NODES]: submit job.sbatch as a new job that excludes NODES. First unset the variables of this job.
 resubmit() (
+    if [ -e submit.sh ]; then # the user's own batch script; payload/batch.sh knows that we submitted it from job_ids
+        submit_script ${1:+--exclude="$1"} ${array_task:+--array="$array_task"}
+    fi
     # shellcheck disable=SC2154 # secrets.sh
     [ "${#read_names[@]}" = 0 ] || unset "${read_names[@]}" # otherwise Slurm would store the secrets with the job
     for name in ${!SLURM_*} ${!RUNNER_*}; do
         case $name in SLURM_CONF | RUNNER_CACHE | RUNNER_SECRETS) ;; *) unset "$name" ;; esac
     done
-    if [ -e submit.sh ]; then # the user's own batch script; payload/batch.sh knows that we submitted it from job_ids
-        bash submit.sh ${1:+--exclude="$1"} ${array_task:+--array="$array_task"}
-    else
-        sbatch --parsable ${1:+--exclude="$1"} job.sbatch again
-    fi
+    sbatch --parsable ${1:+--exclude="$1"} job.sbatch again
 )

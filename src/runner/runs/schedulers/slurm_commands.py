@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SUBMIT = "submit.sh"
 """the file of a run folder that submits the user's own batch script (runs/batch.py)"""
+WITHHELD = ("POSIXLY_CORRECT", "SHELLOPTS", "BASHOPTS")
+"""variables with which bash would not read BASH_ENV, or would print what it reads"""
 _FIELDS = ("JobArrayID", "State", "Reason", "NodeList", "TimeUsed", "TimeLeft", "exit_code")
 _FORMAT = ",".join(f"{name}:|" for name in _FIELDS)
 _SQUEUE = ("squeue", "--noheader", "--array")
@@ -41,7 +43,8 @@ def submit(run_folder: Path, flags: Sequence[str] = (), *, script: str = "job.sb
         )
     if (run_folder / SUBMIT).is_file():
         # the job gets the user's BASH_ENV from settings.sh; here, it would change the variables that sbatch passes on
-        return ("env", "--unset=BASH_ENV", "bash", str(run_folder / SUBMIT), *flags)
+        removed = (f"--unset={name}" for name in ("BASH_ENV", *WITHHELD))
+        return ("env", *removed, "bash", str(run_folder / SUBMIT), *flags)
     return (*_outside_of_jobs(os.environ), "sbatch", "--parsable", *flags, script)
 
 
