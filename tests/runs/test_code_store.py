@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,13 @@ def test_content_mode_and_links_make_the_sum(project: Path) -> None:
     assert planned(project).content == sums[-1]
 
 
-def test_code_that_changes_while_it_is_copied_is_refused(project: Path, tmp_path: Path) -> None:
+def commit(project: Path) -> None:
+    for words in (("init", "-q"), ("add", "."), ("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "one")):
+        subprocess.run(("git", *words), cwd=project, check=True)
+
+
+def test_tracked_code_that_changes_while_it_is_copied_is_refused(project: Path, tmp_path: Path) -> None:
+    commit(project)
     taken = planned(project)
     (project / "jobs/a.sh").write_text("meanwhile\n")
     (tmp_path / "runs/a-1").mkdir(parents=True)
@@ -70,23 +77,37 @@ def test_code_that_changes_while_it_is_copied_is_refused(project: Path, tmp_path
     assert not list((tmp_path / "runs/.code").iterdir())
 
 
-def test_an_untracked_file_that_changes_or_goes_meanwhile_is_left_out_and_named(project: Path, tmp_path: Path) -> None:
-    """A log that somebody writes beside the code stops no launch."""
-    for words in (("init", "-q"), ("add", "."), ("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "one")):
-        subprocess.run(("git", *words), cwd=project, check=True)
-    (project / "notes.log").write_text("1\n")
-    (project / "gone.log").write_text("1\n")
+@pytest.mark.parametrize("has_git", [True, False])
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_log_that_changes_or_goes_meanwhile_is_left_out_and_named(
+    shared: bool, has_git: bool, project: Path, tmp_path: Path
+) -> None:
+    """A running job may write its log beside the code. That stops no launch, and the run can be repeated."""
+    if has_git:
+        commit(project)
+    for name in ("notes", "gone", "removed"):
+        (project / f"{name}.log").write_text("1\n")
     listed = snapshot.plan(project)
     (project / "gone.log").unlink()
     taken = snapshot.summed(listed)
     (project / "notes.log").write_text("2\n")
+    (project / "removed.log").unlink()
     run = tmp_path / "runs/a-1"
     run.mkdir(parents=True)
-    kept = snapshot.store_files(taken, run, shared=True)
-    assert sorted(path.name for path in (run / "code").iterdir()) == ["jobs", "link"]
-    assert [name for name, _ in kept.left_out] == ["gone.log", "notes.log"]
+    kept = snapshot.store_files(taken, run, shared=shared)
+    names = {path.name for path in (run / "code").iterdir()} - {".git"}
+    assert names == {"jobs", "link"}
+    assert [name for name, _ in kept.left_out] == ["gone.log", "notes.log", "removed.log"]
     assert kept.content == snapshot.fingerprint_of_folder(run / "code", kept.files)
-    assert not set(kept.files) & {"gone.log", "notes.log"}
+    assert set(kept.files) == {"jobs/a.sh", "link"}
+
+
+def test_a_program_that_changes_meanwhile_is_refused(project: Path, tmp_path: Path) -> None:
+    """Without it, the job could not start."""
+    taken = replace(planned(project), needed="jobs/a.sh")
+    (project / "jobs/a.sh").write_text("meanwhile\n")
+    with pytest.raises(RunnerError, match=r"jobs/a\.sh changed while runner copied it"):
+        snapshot.store_files(taken, tmp_path, shared=False)
 
 
 def test_a_copy_is_unused_when_its_last_run_is_gone_and_a_launch_had_its_time(project: Path, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def copy(names: Iterable[str], source: Path, target: Path, *, link: bool = False
     """Copy the named files (relative paths) with modes and times. Symlinks stay symlinks; existing files are kept.
 
     With `link`, make hard links if the file system supports them. With `skip_missing`, a file that no longer exists is
-    not an error.
+    no error.
     """
     import shutil  # `runner-importer get` does not need it
 

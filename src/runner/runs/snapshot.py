@@ -44,6 +44,8 @@ class Source(NamedTuple):
     """relative to root, POSIX"""
     sizes: tuple[int, ...]
     """bytes, one per file"""
+    is_folder: bool = False
+    """whether these are the files of the user's folder, and not a single script or runner's own files"""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,16 @@ class Snapshot:
     """the checksum of all files; empty if it was not computed"""
     sums: Mapping[str, str] = field(default_factory=dict)
     """name -> type and checksum of each file"""
+    needed: str = ""
+    """the file that the job runs: the launch fails if it changes while it is copied"""
+
+    @property
+    def loose(self) -> frozenset[str]:
+        """The files that may change during the launch, such as logs: those that git does not track, or without git,
+        all files of the user's folder."""
+        if self.git is not None:
+            return frozenset(self.git.untracked) - {self.needed}
+        return frozenset(self.sources[0].files if self.sources and self.sources[0].is_folder else ()) - {self.needed}
 
     def without(self, names: Collection[str], why: str) -> Snapshot:
         """The snapshot without these files."""
@@ -67,7 +79,7 @@ class Snapshot:
         sources = []
         for source in self.sources:
             kept = [(name, size) for name, size in zip(source.files, source.sizes, strict=True) if name not in names]
-            sources.append(Source(source.root, tuple(name for name, _ in kept), tuple(size for _, size in kept)))
+            sources.append(source._replace(files=tuple(n for n, _ in kept), sizes=tuple(size for _, size in kept)))
         return replace(self, sources=tuple(sources), left_out=(*self.left_out, *((name, why) for name in names)))
 
     @property
@@ -106,7 +118,7 @@ def _plan(main: Path | None, script: Path | None, shipped: Path | None, question
         notes += said
         tracked = set(names) - set(git.untracked) if git else set()
         source, dropped = _measure(main, names, tracked)
-        sources.append(source)
+        sources.append(source._replace(is_folder=True))
         left_out += dropped
     if script is not None:
         sources.append(_single(script, sources))
@@ -137,7 +149,7 @@ def copy(snapshot: Snapshot, code: Path) -> None:
     """Copy the files into a folder."""
     folders.make(code)
     for source in snapshot.sources:
-        folders.copy(source.files, source.root, code, skip_missing=True)  # `unchanged` and `summed` look for them
+        folders.copy(source.files, source.root, code, skip_missing=True)
 
 
 def write_diff(snapshot: Snapshot, run_folder: Path) -> None:
@@ -252,7 +264,6 @@ def _single(script: Path, sources: Iterable[Source]) -> Source:
 
 
 STORE = ".code"
-_PROGRAMS = (".py", ".sh", ".sbatch")
 _LAUNCH_SECONDS = 3600
 """for this long, a copy without links counts as one that a launch is still creating"""
 
@@ -260,11 +271,11 @@ _LAUNCH_SECONDS = 3600
 def store_files(taken: Snapshot, run_folder: Path, *, shared: bool) -> Snapshot:
     """Put the files into RUN/code as links to a copy that is named by its content. Create that copy if it is missing.
 
-    Returns the snapshot that was taken, without untracked files that changed meanwhile.
+    Returns the snapshot that was taken, without files such as logs that changed meanwhile.
     """
     if not shared or not taken.content or not taken.files:
         take(taken, run_folder)
-        return taken
+        return unchanged(taken, run_folder / "code") if taken.content else taken
     store = run_folder.parent / STORE / taken.content[:32]
     if not store.is_dir():
         fresh = store.parent / f".{store.name}.{os.getpid()}.partial"
@@ -297,35 +308,29 @@ def _has_links(store: Path) -> bool:
 
 
 def summed(snapshot: Snapshot) -> Snapshot:
-    """The snapshot with the checksums of its files, without outputs of other runs that no longer exist.
+    """The snapshot with the checksums of its files, without files such as logs that no longer exist.
 
     Raises RunnerError if a file contains a known secret.
     """
     roots = {name: source.root for source in reversed(snapshot.sources) for name in source.files}
-    gone = [name for name in sorted(_may_change(snapshot)) if not os.path.lexists(roots[name] / name)]
+    loose = snapshot.loose
+    sums = _sums(((name, roots[name] / name) for name in snapshot.files), careful=True, may_lack=loose)
+    gone = [name for name in snapshot.files if name not in sums]
     snapshot = snapshot.without(gone, "it was removed during the launch")
-    sums = _sums(((name, roots[name] / name) for name in snapshot.files), careful=True)
     return replace(snapshot, sums=sums, content=_total(sums))
 
 
-def _may_change(snapshot: Snapshot) -> set[str]:
-    """The files that other runs may be writing: those that git does not track, and without git all but programs."""
-    if snapshot.git:
-        return {*snapshot.git.untracked} & {*snapshot.files}
-    return {name for name in snapshot.files if Path(name).suffix not in _PROGRAMS}
-
-
 def unchanged(snapshot: Snapshot, code: Path) -> Snapshot:
-    """Compare a copy with its snapshot. Outputs of other runs that changed meanwhile are removed from both.
+    """Compare a copy with its snapshot. Files such as logs that changed meanwhile are removed from both.
 
-    Raises RunnerError if another file has changed.
+    Raises RunnerError if a file that git tracks has changed, or the program.
     """
-    there = [name for name in snapshot.files if os.path.lexists(code / name)]
-    sums = _sums((name, code / name) for name in there)
+    sums = _sums(((name, code / name) for name in snapshot.files), may_lack=snapshot.files)
     changed = [name for name in snapshot.files if sums.get(name) != snapshot.sums.get(name)]
+    loose = snapshot.loose
     if not changed:
         return snapshot
-    if found := [name for name in changed if name not in _may_change(snapshot)]:
+    if found := [name for name in changed if name not in loose]:
         raise RunnerError(
             f"{found[0]} changed while runner copied it", "its checksum is no longer the same", "launch again"
         )
@@ -356,8 +361,10 @@ def _total(sums: Mapping[str, str]) -> str:
     return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
 
 
-def _sums(files: Iterable[tuple[str, Path]], *, careful: bool = False) -> dict[str, str]:
-    """Name -> type and sha256 of each file."""
+def _sums(
+    files: Iterable[tuple[str, Path]], *, careful: bool = False, may_lack: Collection[str] = ()
+) -> dict[str, str]:
+    """Name -> type and sha256 of each file, without those of `may_lack` that do not exist."""
     import hashlib
 
     from runner.machine import secrets  # slow to import, and a dry run computes no checksums
@@ -365,7 +372,12 @@ def _sums(files: Iterable[tuple[str, Path]], *, careful: bool = False) -> dict[s
     sums: dict[str, str] = {}
     try:
         for name, path in files:
-            kind, data = content_of(path)
+            try:
+                kind, data = content_of(path)
+            except FileNotFoundError:
+                if name not in may_lack:
+                    raise
+                continue
             if careful and kind != "link":
                 secrets.refuse(data, f"the code snapshot ({name})")
             sums[name] = f"{kind} {hashlib.sha256(data).hexdigest()}"
