@@ -186,9 +186,11 @@ def test_the_last_error_of_nccl_is_used_and_shown(tmp_path: Path) -> None:
     found = answer(tmp_path, NCCL + reason + "\nDisable NVLS (NCCL_NVLS_ENABLE=0) if you wish to avoid this error.\n")
     assert found.cause is not None and found.cause.code == "gpu-not-ready" and "NCCL_NVLS_ENABLE=0" in found.cause.fix
     assert found.line == reason
-    found = answer(tmp_path, NCCL + "Some words that nobody has heard of\n")
+    lost = "NET/IB: Got completion from peer 10.0.0.1<4> with status=12 opcode=0 len=0 vendor err 129"
+    assert code(tmp_path, NCCL + lost + "\n") == "nccl-ib-completion"
+    found = answer(tmp_path, NCCL + "Some words of a newer version\n")
     assert found.cause is not None and found.cause.code == "nccl-internal-error"
-    assert found.line == "Some words that nobody has heard of" and found.evidence.endswith(":4")
+    assert found.line == "Some words of a newer version" and found.evidence.endswith(":4")
 
 
 def test_a_reason_in_a_line_of_json_is_read_and_its_level_counts(tmp_path: Path) -> None:
@@ -277,3 +279,10 @@ def test_a_message_of_a_tool_that_the_training_outran_is_not_the_cause_of_a_late
     assert code(tmp_path, noise + training) == "gpu-unknown-error"
     xid = "NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus\n"
     assert code(tmp_path, xid + training + error("KeyError: 'labels'")) == "gpu-xid"
+
+
+def test_what_a_shell_lacked_is_the_cause_only_of_what_it_explains(tmp_path: Path) -> None:
+    module = "/var/spool/slurmd/job1/slurm_script: line 5: module: command not found\n"
+    assert code(tmp_path, module + error("KeyError: 'labels'")) == "key-missing"
+    assert code(tmp_path, module + error("ModuleNotFoundError: No module named 'torch'")) == "module-command"
+    assert code(tmp_path, module + "srun: error: node01: task 0: Exited with exit code 1\n") == "module-command"

@@ -201,7 +201,8 @@ def _with_reason(each: Evidence) -> Evidence:
         lines = window(each.path, each.offset, 4096)[:_LAST_ERROR_LINES]
         for index, line in enumerate(lines[:-1]):
             if without_prefix(line)[1].strip() == "Last error:" and lines[index + 1].strip():
-                return replace(each, number=each.number + index + 1, text=lines[index + 1].strip())
+                text = lines[index + 1].strip()
+                return replace(each, cause=cause_of(text) or each.cause, number=each.number + index + 1, text=text)
     if each.cause.code == "enroot-hook" and each.offset:
         above = window(each.path, each.offset - 2048, min(each.offset, 2048))[-2:-1]
         if above and "[ERROR]" in above[0]:
@@ -358,7 +359,7 @@ _WEIGHTS = (
 )
 UNKNOWN = Cause("unknown", "", "", "", "")
 _LAUNCHER = re.compile(  # messages that torchrun and its launchers print for any failure
-    r"^\S{1,400} FAILED$|^│|^ *raise \w+\(|Root Cause \(first|^  (exitcode|error_file|traceback) +: "
+    r"^\S{1,400} FAILED$|Last error:$|^│|^ *raise \w+\(|Root Cause \(first|^  (exitcode|error_file|traceback) +: "
     r"|Reporting training FAILURE|exit(ed|ing)? with (a )?(non-?zero )?(exit )?(code|status)\b"
 )
 _MOST = 8

@@ -222,6 +222,8 @@ _TOLD = {"told-to-end"}  # what a rank says when others end it
 _ALSO_LATER = {"gpu", "slurm", "restart"}  # subjects of messages that may come minutes after the fault
 _DEATHS = {"killed-rank", "segmentation-fault", "illegal-instruction", "mpi-daemons"}  # others report them
 _NO_START = {"rendezvous-timeout", "gloo-connect", "nccl-connect"}  # what the others say if a node did not start
+_SHELL = {"module-command", "shell-file-missing", "conda"}  # the shell continues after these, without some tools
+_NO_TOOLS = {"module-missing", "library-missing", "undefined-symbol", "glibc", "program-missing", "compiler-missing"}
 
 
 @dataclass(frozen=True)
@@ -256,9 +258,10 @@ def judge(readings: Sequence[Reading]) -> Verdict:
 
 def _without_outrun(errors: Sequence[Evidence]) -> list[Evidence]:
     """The errors without those that the program outran, if it failed later for a reason of its own."""
-    rest = [each for each in errors if not each.outrun]
-    own = any(each.cause.code not in _NO_START for each in rest)
-    return rest if own else list(errors)
+    rest = {each.cause.code for each in errors if not each.outrun}
+    return [
+        each for each in errors if not each.outrun or rest <= (_NO_TOOLS if each.cause.code in _SHELL else _NO_START)
+    ]
 
 
 def _is_consequence(each: Evidence, symptoms: Sequence[Evidence]) -> bool:
