@@ -72,7 +72,8 @@ def sandbox(work: Path, read: Sequence[Path], words: Sequence[str]) -> subproces
     ):
         argv += ["--tmpfs", folder]
     base = Path(sys.base_prefix)
-    for path in dict.fromkeys((base, REPOSITORY, Path(sys.prefix), *read)):
+    packages = [Path(name) for name in sys.path if Path(name).is_dir()]  # those of the environment may be elsewhere
+    for path in dict.fromkeys((base, REPOSITORY, Path(sys.prefix), *packages, *read)):
         argv += ["--ro-bind", str(path), str(path)]
     argv += ["--bind", str(work), str(work), "--chdir", str(REPOSITORY)]
     environ = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": "/root", "LANG": "C.UTF-8"}
@@ -115,7 +116,8 @@ class Stage:
     def reset(self, code: int) -> None:
         """Remove everything that the last run has left."""
         fresh = [*(set(Path("/").iterdir()) - self.lasting), *(set(Path("/tmp").iterdir()) - self.temporary)]
-        homes = [path for path in Path("/root").iterdir() if path.name != ".pyenv"]
+        packages = {parent for name in sys.path for parent in Path(name).parents}
+        homes = [path for path in Path("/root").iterdir() if path.name != ".pyenv" and path not in packages]
         for path in (
             *fresh,
             *homes,
