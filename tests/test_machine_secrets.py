@@ -205,7 +205,7 @@ SRC = Path(secrets.__file__).parents[1]
 # How two scripts sort the variables NAME=VALUE into exported ones and words of `env`. Only `exec` is replaced.
 SORTED_BY = {
     "runs/payload/batch.sh": r"""
-        eval "$(sed -n '/^become() {/,/^}/p' "$0")"; variables=("$@")
+        eval "$(sed -n '/^may_be_secret() /p; /^become() {/,/^}/p' "$0")"; variables=("$@")
         exec() { printf '%s\n' "${@:2}"; }; become; echo; env""",
     "environments/engines/environment.sh": r"""
         . "$0"; for word; do inside[${word%%=*}]=${word#*=}; done

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -88,7 +89,8 @@ class Sshd:
         assert self.daemon
         listed = subprocess.run(("pgrep", "-P", str(self.daemon.pid)), capture_output=True, text=True).stdout.split()
         for pid in listed:
-            os.kill(int(pid), signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has just ended by itself
+                os.kill(int(pid), signal.SIGKILL)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

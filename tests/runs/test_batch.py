@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from runner.commands.launch import estimate
 from runner.errors import RunnerError
 from runner.machine.report import Quiet
 from runner.project import Project
 from runner.runs import payload
 from runner.runs.batch import Batch
+from runner.runs.budget import estimate
 from runner.runs.launch import Request, RunPlan, prepare
 from runner.runs.sweep import with_values
 from tests.runs.scripts import given
@@ -97,7 +97,7 @@ def test_resources_are_read_for_the_cost_and_the_record(tmp_path: Path) -> None:
 )
 def test_the_cost_is_that_of_all_nodes_and_components(tmp_path: Path, lines: str, hours: int | None) -> None:
     """No number if a component has no time limit: it would be no upper bound."""
-    found = estimate(plan(tmp_path, f"#!/bin/bash\n#SBATCH {lines}\n"))
+    found = estimate(plan(tmp_path, f"#!/bin/bash\n#SBATCH {lines}\n").job)
     assert (found and found.most) == hours
 
 
@@ -195,7 +195,7 @@ def test_a_script_without_sbatch_lines_gets_its_options_from_the_command_line(tm
 )
 def test_the_cost_counts_every_gpu_of_every_task(tmp_path: Path, lines: str, gpu_hours: str | None) -> None:
     found = plan(tmp_path, f"#!/bin/bash\n#SBATCH {lines}\necho x\n".encode())
-    cost = estimate(found)
+    cost = estimate(found.job)
     assert (cost.text(len(found.batch.array_tasks) or 1) if cost and found.batch else None) == gpu_hours
 
 

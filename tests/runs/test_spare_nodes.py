@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from runner.commands.launch import estimate
 from runner.errors import RunnerError
+from runner.runs.budget import estimate
 from runner.runs.job import Job, Restart
 from runner.runs.resolve import resolve
 from runner.runs.schedulers.template import restart_words

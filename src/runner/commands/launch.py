@@ -93,7 +93,7 @@ def launch_run(args: argparse.Namespace, console: Console) -> int:
 
 def _confirmed(plan: RunPlan, console: Console, *, yes: bool, runs: int) -> bool:
     """Whether the user accepts the cost. Raises RunnerError if there is no terminal to ask on."""
-    cost, limit = estimate(plan), plan.site.confirm_gpu_hours
+    cost, limit = estimate(plan.job), plan.site.confirm_gpu_hours
     if cost is None:
         return True
     console.say(f"cost of this launch: {cost.text(runs)}")
@@ -145,7 +145,7 @@ def explain(plan: RunPlan, environ: Mapping[str, str], project: Project) -> Iter
         yield f"would run: cd {runs}/{plan.job.name}-NNNN && {scheduler_of(plan.site.scheduler).BY_HAND}"
         yield f"image: {plan.image.reference or 'none (no container)'}"
         rows = list(_values(plan))
-    if (cost := estimate(plan)) is not None:
+    if (cost := estimate(plan.job)) is not None:
         yield f"cost: {cost.text(len(plan.batch.array_tasks) if plan.batch else 1)}"
     yield f"{'options of sbatch' if plan.batch else 'settings'}, and where each comes from:"
     yield from _columns(tuple((name, value, _short(source, project)) for name, value, source in rows))

@@ -15,6 +15,7 @@ from runner.runs.run import Run, is_cancelled, is_over, list_runs
 from runner.site import Site
 
 if TYPE_CHECKING:
+    from runner.runs.job import Job
     from runner.runs.launch import RunPlan
     from runner.runs.status import RunStatus
 
@@ -42,9 +43,8 @@ class Estimate(NamedTuple):
         )
 
 
-def estimate(plan: RunPlan) -> Estimate | None:
+def estimate(job: Job) -> Estimate | None:
     """The estimated cost of one run; None if it has no GPUs or no known time limit."""
-    job = plan.job
     gpus = job.nodes_held * job.resources.gpus_per_node + job.other_gpus
     if not gpus or not job.resources.time_minutes:
         return None
@@ -133,7 +133,7 @@ def check(plan: RunPlan, runs_folder: Path, runs: int, at_once: int | None = Non
     budget = plan.budget
     if not budget:
         return
-    use, cost = use_of(runs_folder), estimate(plan)
+    use, cost = use_of(runs_folder), estimate(plan.job)
     _refuse_hours(budget, use, cost.most * runs if cost else 0.0)
     started = min(runs, at_once or runs)
     if budget.jobs_at_once is not None and use.jobs + started > budget.jobs_at_once:

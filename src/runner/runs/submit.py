@@ -139,7 +139,7 @@ def made(
             processes_per_node=plan.job.resources.tasks_per_node,
             restarts=plan.job.restart is not None,
             gpu_hours=plan.job.restart.gpu_hours if plan.job.restart else 0,
-            most_gpu_hours=cost.most if (cost := budget.estimate(plan)) else 0.0,
+            most_gpu_hours=cost.most if (cost := budget.estimate(plan.job)) else 0.0,
             tags=tuple(tags),
             sweep=sweep,
             parameters=parameters or {},
