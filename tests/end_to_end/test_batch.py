@@ -123,6 +123,21 @@ def test_the_dry_run_prints_the_scripts_bytes_and_the_source_of_each_value(clust
     assert not cluster.made()
 
 
+def test_the_dry_run_asks_slurm_whether_it_accepts_the_script(cluster: Runner, place: Path) -> None:
+    """Nothing is submitted. It fails as the launch would, after it has printed the script."""
+    for name, line, why in (
+        ("fits", "--nodes=2 --time=5", ""),
+        ("number", "--cpus-per-task={{cpus}}", "{{cpus}}"),
+        ("partition", "--partition=none --time=5", "partition"),
+    ):
+        write(place, {f"{name}.sbatch": f"#!/bin/bash\n#SBATCH {line}\ntrue\n"})
+        done = cluster("launch", "--dry-run", f"./{name}.sbatch", cwd=place, code=1 if why else 0)
+        assert done.stdout == (place / f"{name}.sbatch").read_text() and "would run: cd " in done.stderr
+        assert ("sbatch rejected the job" in done.stderr) == bool(why) and why in done.stderr, done.stderr
+        assert ("estimated start: " in done.stderr) != bool(why)
+    assert not cluster.made()
+
+
 def test_scripts_end_by_a_signal_as_under_plain_sbatch(cluster: Runner, slurm: SlurmLab, place: Path) -> None:
     """Slurm's ExitCode tells `exit 143` from a TERM, and `kill 0` ends the script's own processes alone."""
     text = '#!/bin/bash\n#SBATCH -t 5 -o /dev/null\nsleep 100 &\neval "$1"\nsleep 100\n'

@@ -55,6 +55,23 @@ def test_only_the_newest_attempt_is_explained_and_line_numbers_are_those_of_the_
     assert answer.evidence == f"{run.log}:7" and "attempt 2" in answer.state
 
 
+def test_the_fix_for_an_own_script_names_no_environment_of_runner(tmp_path: Path) -> None:
+    """It has none: `runner shell 'batch script'` does not exist."""
+    for number, (line, code, fix) in enumerate(
+        (
+            ("slurm_script: line 4: pythonx: command not found", "127", "run `command -v pythonx` in the script"),
+            ("ModuleNotFoundError: No module named 'trl'", "1", "after its `module load` and `activate` lines"),
+            ("PermissionError: [Errno 13] Permission denied: '/d'", "1", "also in the container (`ls -ld"),
+        )
+    ):
+        run = make_run(tmp_path, f"own-000{number}", environment="batch script")
+        (run.folder / "submit.sh").write_text("#!/bin/bash\n")
+        attempt(run, 1, exit_code=f"{code}\n")
+        run.log.write_text(f"{line}\n")
+        cause = explain_run(run).cause
+        assert cause is not None and fix in cause.fix and "runner shell" not in cause.fix, cause
+
+
 def test_why_earlier_attempts_were_followed_is_noted(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     attempt(run, 1, exit_code="1\n", next="in_place\nnid002 is lost: nid003 takes its place\nnid001,nid003\n")

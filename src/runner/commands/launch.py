@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -14,6 +16,7 @@ from runner.commands.options import settings
 from runner.errors import RunnerError
 from runner.project import Project, find_project
 from runner.runs.budget import estimate
+from runner.runs.checks import lacks_account
 from runner.runs.job import KEYS
 from runner.runs.launch import Request, RunPlan, prepare
 from runner.runs.schedulers.scheduler import scheduler_of
@@ -67,6 +70,7 @@ def launch_run(args: argparse.Namespace, console: Console) -> int:
         # bytes, so that no newline is added or changed
         sys.stdout.buffer.write(plan.script.encode(errors="surrogateescape"))
         sys.stdout.buffer.flush()
+        _test_submission(plan, console)
         return 0
     runs = plan.site.runs(os.environ, project)
     for note in plan.notes:
@@ -89,6 +93,19 @@ def launch_run(args: argparse.Namespace, console: Console) -> int:
         console.answer(run.job_id if args.parsable else run.name)
     sys.stdout.flush()  # a caller that waits for the name must not wait for the job
     return _wait(run, console) if args.wait else 0
+
+
+def _test_submission(plan: RunPlan, console: Console) -> None:
+    """Raise RunnerError for a user's own batch script that this cluster's Slurm would reject; submits nothing."""
+    own = plan.batch
+    # a missing account is a note already, and a folder of a snapshot does not exist yet
+    if own is None or own.in_snapshot is not None or lacks_account(plan.job, plan.site) or not shutil.which("sbatch"):
+        return
+    from runner.runs.batch import command
+    from runner.runs.schedulers import slurm
+
+    if words := slurm.rejection(command(own, plan.job, "--test-only"), own.folder, console):
+        raise slurm.refused(words)
 
 
 def _confirmed(plan: RunPlan, console: Console, *, yes: bool, runs: int) -> bool:
@@ -135,7 +152,7 @@ def explain(plan: RunPlan, environ: Mapping[str, str], project: Project) -> Iter
     if plan.batch is not None:
         from runner.runs.batch import command
 
-        yield f"would run: cd {plan.batch.folder} && {command(plan.batch, plan.job)}"
+        yield f"would run: cd {plan.batch.folder} && {shlex.join(command(plan.batch, plan.job))}"
         rows = [(f"--{name}", text, str(origin)) for name, (text, origin) in plan.batch.options.items()]
     else:
         try:

@@ -349,9 +349,9 @@ def _words(batch: Batch, job: Job) -> tuple[str, ...]:
     return (*batch.flags, f"--export={','.join((*listed, *job.env, 'BASH_ENV'))}")
 
 
-def command(batch: Batch, job: Job) -> str:
-    """The sbatch command, for the user."""
-    return shlex.join(("sbatch", *_words(batch, job), batch.word, *job.arguments))
+def command(batch: Batch, job: Job, *more: str) -> tuple[str, ...]:
+    """The sbatch command as the user would type it, in the script's folder; `more` flags come first."""
+    return ("sbatch", *more, *_words(batch, job), batch.word, *job.arguments)
 
 
 def submission(batch: Batch, job: Job) -> str:

@@ -205,6 +205,28 @@ def _tell_start(folder: Path, script: str, report: Report) -> None:
         report.warn("sbatch --test-only: " + (done.stderr.strip() or "no answer").splitlines()[-1])
 
 
+_NO_ANSWER = re.compile(r"unable to contact|configuration source|timed out|Zero Bytes|connect", re.IGNORECASE)
+
+
+def rejection(argv: Sequence[str], folder: Path, report: Report) -> str:
+    """Why Slurm would reject this sbatch command, asked with --test-only; "" if it accepts it, or does not answer."""
+    # as in a submission (slurm_commands.submit): bash would run BASH_ENV in the wrapper of sbatch that some sites have
+    removed = (f"--unset={name}" for name in ("BASH_ENV", *slurm_commands.WITHHELD))
+    try:
+        done = process.run(("env", *removed, *argv), cwd=folder, check=False, timeout_seconds=_ESTIMATE_SECONDS)
+    except RunnerError as error:
+        report.warn(f"Slurm was not asked whether it accepts the job: {error.why}")
+        return ""
+    said = (done.stderr.strip() or "it printed no message").removeprefix("allocation failure: ")
+    if start := slurm_commands.parse_test_only(done.stderr):
+        report.say(f"estimated start: {start}")
+    elif done.exit_code and _NO_ANSWER.search(said):
+        report.warn(f"Slurm was not asked whether it accepts the job: {said.splitlines()[-1]}")
+    elif done.exit_code:
+        return said
+    return ""
+
+
 def _submitted(folder: Path, argv: Sequence[str]) -> str:
     """Run sbatch, and return the job id that it prints."""
     done = process.run(argv, cwd=_place(folder), check=False, timeout_seconds=_SUBMIT_SECONDS, own_session=True)

@@ -32,6 +32,8 @@ class Cause:
     """the cause in one line"""
     explanation: str
     fix: str
+    fix_own: str = ""
+    """`fix` for a user's own batch script, which has no environment and no recipe of ours"""
     kind: str = CAUSE
     """`cause` breaks a run by itself; `symptom` is what other processes report when something broke elsewhere;
     `summary` reports only that something ended (srun, torchrun, our own batch script); `slow` costs time only;
@@ -81,6 +83,12 @@ class Cause:
         found = re.search(self.match, line) if self.match else None
         groups = found.groupdict() if found else {}
         return {name.rstrip("0123456789"): value for name, value in groups.items() if value}
+
+    def for_own_script(self) -> Cause:
+        """The cause with the fix for a user's own batch script. What a shell would run in ENV, its script runs."""
+        return replace(
+            self, fix=self.fix_own or re.sub(r"`runner shell ENV -- ([^`]*)`", r"`\1` in the script", self.fix)
+        )
 
     def filled(self, values: Mapping[str, str]) -> Cause:
         """The cause with placeholders in the commands of `fix` (`runner logs RUN`) replaced by known values."""

@@ -13,6 +13,7 @@ from runner.runs.attempt import begins
 from runner.runs.metrics import Pace, pace
 from runner.runs.run import Run
 from runner.runs.schedulers.scheduler import scheduler_of
+from runner.runs.schedulers.slurm_commands import SUBMIT
 from runner.runs.why import evidence
 from runner.runs.why.cause import CAUSE, EXCEPTION, EXIT, PENDING, SLOW, SUMMARY, SYMPTOM, Cause, by_state, by_word
 from runner.runs.why.evidence import Evidence, Reading, Source, read_log
@@ -94,6 +95,8 @@ def _filled(answer: Answer, run: Run | None = None) -> Answer:
         values["N"] = str(answer.rank)
     if answer.node and re.fullmatch(r"[\w.-]+", answer.node):
         values["NODE"] = answer.node
+    if run is not None and (run.folder / SUBMIT).is_file():
+        answer = replace(answer, cause=answer.cause.for_own_script())
     if run is not None:
         known = {"RUN": run.name, "RUN_FOLDER": str(run.folder), "ENV": run.environment, "ID": run.job_id}
         values |= {name: value for name, value in known.items() if value}
@@ -222,8 +225,11 @@ _TOLD = {"told-to-end"}  # what a rank says when others end it
 _ALSO_LATER = {"gpu", "slurm", "restart"}  # subjects of messages that may come minutes after the fault
 _DEATHS = {"killed-rank", "segmentation-fault", "illegal-instruction", "mpi-daemons"}  # others report them
 _NO_START = {"rendezvous-timeout", "gloo-connect", "nccl-connect"}  # what the others say if a node did not start
-_SHELL = {"module-command", "shell-file-missing", "conda"}  # the shell continues after these, without some tools
 _NO_TOOLS = {"module-missing", "library-missing", "undefined-symbol", "glibc", "program-missing", "compiler-missing"}
+_NO_FILES = {"file-missing", "script-missing", "data-missing", "shell-file-missing", "edf-missing"}
+# after these, the shell goes on without some tools or in another folder: what it lacks then is a consequence
+_SHELL = {**dict.fromkeys(("module-command", "shell-file-missing", "conda"), _NO_TOOLS),
+          "shell-folder-missing": _NO_TOOLS | _NO_FILES}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -260,7 +266,10 @@ def _without_outrun(errors: Sequence[Evidence]) -> list[Evidence]:
     """The errors without those that the program outran, if it failed later for a reason of its own."""
     rest = {each.cause.code for each in errors if not each.outrun}
     return [
-        each for each in errors if not each.outrun or rest <= (_NO_TOOLS if each.cause.code in _SHELL else _NO_START)
+        each
+        for each in errors
+        if not (each.outrun or each.cause.code == "shell-folder-missing")
+        or rest - {each.cause.code} <= _SHELL.get(each.cause.code, _NO_START)
     ]
 
 
