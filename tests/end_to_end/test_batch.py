@@ -338,14 +338,23 @@ wait
 
 def test_a_script_that_falls_silent_is_ended_and_restarted(cluster: Runner, place: Path) -> None:
     """After the second step that runner reads in the log, a log that no longer grows is a hang."""
-    text = 'batch = "work/silent.sbatch"\nhang_seconds = 3\n[restart]\nhang = 1\n'
-    write(cluster.project, {"jobs/silent.toml": text, "work/silent.sbatch": SILENT})
-    folder = cluster.launch("silent", extra_environ=WATCHED, cwd=place)
+    write(place, {"silent.sbatch": SILENT})
+    words = ("--hang-seconds", "3", "--restart", "hang=1", "./silent.sbatch")
+    folder = cluster.launch(*words, extra_environ=WATCHED, cwd=place)
     cluster.wait(folder.name, lambda status: status["state"] == "COMPLETED" and status["attempt"] == 2)
     causes = [(folder / f"attempts/{number}/cause").read_text() for number in (1, 2)]
     assert causes == ["hang\n", "done\n"]
     assert not Path(f"/proc/{(place / 'sleeping').read_text().strip()}").exists()
     assert "no progress for" in (folder / "attempts/1/runner.log").read_text()
+
+
+def test_tokens_per_second_of_a_script_are_those_of_all_its_processes(cluster: Runner, place: Path) -> None:
+    """torchtitan logs those of one process; Slurm knows how many there are."""
+    log = Path(__file__).parents[1] / "runs/trainers/logs/torchtitan.log"
+    write(place, {"titan.sbatch": f"#!/bin/bash\n#SBATCH -t 5 --nodes=2 --ntasks=2 -o out-%j\ncat {log}\n"})
+    folder, _ = cluster.finished("./titan.sbatch", cwd=place, extra_environ=WATCHED)
+    row = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (row["step"], row["tokens_per_second"]) == (20, 2 * 6401)
 
 
 def test_the_time_limit_restarts_a_script_only_where_that_is_asked_for(

@@ -137,6 +137,8 @@ say() { printf 'runner: %s\n' "$*" >&2; }
 all_tasks_finished() { :; } # the exit code of the script tells
 # shellcheck disable=SC2034 # in_place.sh
 program='the script' stays_by_default=
+# shellcheck disable=SC2034 # trainer.sh: the processes of the training, for the tokens per second of all of them
+script_processes=$((${gpus:-0} > ${SLURM_NTASKS:-1} ? ${gpus:-0} : ${SLURM_NTASKS:-1}))
 
 # shellcheck disable=SC2034 # in_place.sh
 # find_nodes: end what the script has left running. The next attempt has the same nodes.

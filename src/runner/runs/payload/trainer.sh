@@ -48,6 +48,7 @@ add_metrics() {
 read_logs() {
     local line log grown='' world old_state=$state second=${now%.*}
     world=$(task_variable RUNNER_WORLD_SIZE)
+    world=${world:-${script_processes:-}}
     state=
     while IFS= read -r line; do
         case $line in

@@ -95,12 +95,13 @@ def _filled(answer: Answer, run: Run | None = None) -> Answer:
         values["N"] = str(answer.rank)
     if answer.node and re.fullmatch(r"[\w.-]+", answer.node):
         values["NODE"] = answer.node
+    cause = answer.cause
     if run is not None and (run.folder / SUBMIT).is_file():
-        answer = replace(answer, cause=answer.cause.for_own_script())
+        cause = cause.for_own_script()
     if run is not None:
         known = {"RUN": run.name, "RUN_FOLDER": str(run.folder), "ENV": run.environment, "ID": run.job_id}
         values |= {name: value for name, value in known.items() if value}
-    return replace(answer, cause=answer.cause.filled(values))
+    return replace(answer, cause=cause.filled(values))
 
 
 def _state_text(now: status.RunStatus) -> str:
