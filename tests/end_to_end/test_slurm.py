@@ -278,3 +278,39 @@ def test_ctrl_c_during_sbatch_never_leaves_a_job_that_nobody_knows(
     assert record["state"] == "submitted"
     assert slurm.job(record["job_ids"][0])["JobName"] == "sleep"
     cluster("cancel", "last")
+
+
+LOUD = """\
+touch "$RUNNER_RUN/started-$SLURM_PROCID"
+[ "$SLURM_PROCID" = 1 ] || exec sleep 1000
+until [ -e "$RUNNER_RUN/go" ]; do sleep 0.1; done
+seq -f "line %.0f" 1 20000
+echo "ModuleNotFoundError: No module named 'trl'" >&2
+exit 1
+"""
+
+
+def test_the_last_lines_of_a_task_that_fails_are_in_the_log_in_their_order(cluster: Runner) -> None:
+    """Also if srun writes them only after the task has ended. The cause of the failure is read from them."""
+    write(cluster.project, {"jobs/loud.sh": LOUD})
+    words = ("--env", "host", "--engine", "host", "--launcher", "none", "--nodes", "2", "--script", "loud")
+    folder = cluster.launch(*words, "--time", "5")
+    until(lambda: len(list(folder.glob("started-*"))) == 2)
+    sruns = [
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if (line := path.read_bytes()).startswith(b"srun\0") and str(folder).encode() in line
+    ]
+    assert sruns
+    for pid in sruns:
+        os.kill(pid, signal.SIGSTOP)
+    (folder / "go").touch()
+    until((folder / "attempts/1/first_failure").exists)
+    for pid in sruns:
+        os.kill(pid, signal.SIGCONT)
+    cluster.wait(folder.name, lambda status: status["state"] == "FAILED")
+    lines = (folder / "job.log").read_text().splitlines()
+    last = lines.index("line 20000")
+    assert [line for line in lines if line.startswith("line ")] == [f"line {n}" for n in range(1, 20001)]
+    assert lines[last + 1] == "ModuleNotFoundError: No module named 'trl'"
+    assert (folder / "attempts/1/error").read_text().startswith("module-missing ")
