@@ -425,7 +425,7 @@ def test_the_compatibility_libraries_of_an_image_are_used_if_they_are_newer(
         ("file", "ok", ", with NVIDIA's driver from /etc/cdi/nvidia.yaml"),
         ("nvidia-ctk", "ok", ", with NVIDIA's driver from nvidia-ctk cdi generate"),
         ("ldconfig", "ok", ", with NVIDIA's driver from ldconfig -p"),
-        ("gpus", "missing", ", but not with its GPUs: there is no CDI file"),
+        ("gpus", "missing", ", but not with its GPUs: no CDI file fits"),
         ("bwrap", "missing", "images cannot run without another engine: this user may not create namespaces"),
     ],
 )

@@ -127,7 +127,7 @@ class Cluster:
     def left_behind(self) -> list[str]:
         """What an import that has not ended well would leave."""
         names = [path.name for path in self.store.iterdir()]
-        return [name for name in names if name.endswith((".import", ".importing", ".removed", ".partial"))]
+        return [name for name in names if name.endswith((".import", ".importing", ".removing", ".partial"))]
 
 
 @pytest.fixture
@@ -826,11 +826,39 @@ def test_two_processes_that_remove_files_do_not_disturb_each_other(three: tuple[
     assert collect(cluster, 0) == [third]
 
 
-def test_what_a_killed_process_was_removing_goes_later(three: tuple[Cluster, list[Path]]) -> None:
+def test_a_file_that_a_start_takes_while_it_is_about_to_be_removed_stays(
+    three: tuple[Cluster, list[Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its path exists all the time. If the lease comes too late, the start gets no path."""
+    cluster, (first, second, _) = three
+    store, used, taken = Store(cluster.store, os.geteuid()), Store._is_used, dict[Path, Path | None]()
+
+    def start(path: Path) -> None:
+        taken[path] = store.take(path.name, "lab+8+0+n")
+
+    def is_used(self: Store, path: Path, jobs: Any) -> bool:
+        if path == first and (mark := path.with_name(f".{path.name}.removing")).exists():
+            begun.start()
+            until(lambda: len(list(cluster.store.glob(f"leases/lab+8*{path.stem}"))) == 1)
+            assert path.exists() and mark.exists()
+        return used(self, path, jobs)
+
+    begun = threading.Thread(target=start, args=(first,))
+    monkeypatch.setattr(Store, "_is_used", is_used)
+    assert collect(cluster, 0, cluster.store / "none") != [] and first.exists() and not second.exists()
+    begun.join()
+    start(second)
+    assert taken == {first: first, second: None}
+
+
+def test_a_mark_that_a_killed_process_left_keeps_a_start_waiting_only_for_a_moment(
+    three: tuple[Cluster, list[Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster, (first, *_) = three
-    left = first.rename(first.with_name(f".{first.name}.removed"))
-    collect(cluster, 10**9)
-    assert left.exists(), "another process may be removing it now"
+    monkeypatch.setattr(store_module, "_REMOVAL_SECONDS", 0)
+    mark = first.with_name(f".{first.name}.removing")
+    mark.touch()
+    assert Store(cluster.store, os.geteuid()).take(first.name, "") == first and not mark.exists()
 
 
 def test_files_of_runner_import_stay(three: tuple[Cluster, list[Path]]) -> None:

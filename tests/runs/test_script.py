@@ -298,11 +298,26 @@ def test_the_contrary_of_what_the_environment_gives_pyxis_is_refused(name: str, 
         assert f"--container-{name}" in script(replace(command_job("true"), srun=(f"--container-{name}",)), site=SLURM)
 
 
+@pytest.mark.parametrize(
+    "word", ["--container-remap", "--no-container-re=x", "--container-mount-h", "--container-mounts=/a:/a"]
+)
+def test_the_beginning_of_an_option_of_pyxis_is_that_option(word: str) -> None:
+    """srun accepts it, and would end with 255 when the job has waited in the queue."""
+    flags = ("--container-mounts=/x:/x", "--no-container-mount-home", "--no-container-remap-root")
+    job = replace(command_job("true"), srun=(word,))
+    if "re=x" in word:  # readonly or remap-root: srun refuses it too
+        assert word in script(job, Attachment(flags=flags), SLURM)
+        return
+    with pytest.raises(RunnerError, match="cannot pass"):
+        script(job, Attachment(flags=flags), SLURM)
+
+
 @pytest.mark.parametrize("word", ["--container-image=/x.sqsh", "--container-name=x", "--no-container-mount-home"])
 def test_the_batch_script_stays_outside_of_containers(word: str) -> None:
+    """The advice is one that works."""
     with pytest.raises(RunnerError) as caught:
         script(replace(command_job("true"), sbatch=(word,)), site=SLURM)
-    assert caught.value.fix.startswith(f"use --srun={word}")
+    assert caught.value.fix == ("use --srun=--container-name=x" if "name" in word else "set it in the EDF")
 
 
 def test_a_working_directory_of_the_container_that_would_count_for_nothing_is_refused() -> None:

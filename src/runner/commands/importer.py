@@ -14,7 +14,7 @@ from runner.errors import RunnerError
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    parser = subparsers.add_parser("importer", parents=[common])
+    parser = subparsers.add_parser("importer", parents=[common], prog="runner-importer")
     parser.add_argument("words", nargs="+", metavar="ACTION", help="get IMAGE, release, or sync LIST")
     parser.set_defaults(run=run_importer)
 

@@ -120,7 +120,7 @@ def sandbox() -> Diagnosis:
     source = _driver_source()
     if source:
         return Diagnosis("sandbox", "ok", f"{text}, with NVIDIA's driver from {source}")
-    text += ", but not with its GPUs: there is no CDI file, no nvidia-ctk, and ldconfig lists no libcuda.so.1"
+    text += ", but not with its GPUs: no CDI file fits, there is no nvidia-ctk, and ldconfig lists no libcuda.so.1"
     fix = "ask an admin to run: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
     return Diagnosis("sandbox", "missing", text, fix)
 

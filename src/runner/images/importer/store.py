@@ -27,6 +27,7 @@ _YOUNG_SECONDS = 600  # a lease counts so long even if squeue does not list its 
 _LEASE_SECONDS = 7 * 86400  # the same for jobs that squeue cannot know
 _FULL_SECONDS = 120  # how long a folder that was too full for an image is not tried again, if it has no more space
 _MORE_BYTES = 64 << 20  # other files come and go meanwhile
+_REMOVAL_SECONDS = 10.0  # a mark for a removal that is older was left by a killed process
 _LEAST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 1.0  # between two looks at another process's import
 
 # errors that another folder may not have
@@ -78,7 +79,12 @@ class Store:
                 lease = self.folder / "leases" / f"{step}+{os.geteuid()}-{os.urandom(8).hex()}+{path.stem}"
                 os.close(os.open(lease, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644))
             os.utime(sidecar(path))
-        return path if path.exists() else None  # looked at after the lease was written: see `collect`
+        mark, began = _removal_mark(path), time.monotonic()
+        while mark.exists() and path.exists():  # looked at after the lease was written: see `collect`
+            if time.monotonic() - began > _REMOVAL_SECONDS:  # its process was killed
+                mark.unlink(missing_ok=True)
+            time.sleep(_LEAST_PAUSE_SECONDS)
+        return path if path.exists() else None
 
     def fetch(
         self, name: str, step: str, make: Callable[[], object], report: Report, elsewhere: Callable[[], Path | None]
@@ -130,34 +136,43 @@ class Store:
     def collect(self, limit_bytes: int, keep: set[str]) -> Iterator[Path]:
         """Remove the files that were not used for the longest time until the others fit into the limit.
 
-        Files whose names are in `keep`, files that jobs use, and those that the importer did not make stay. A file is
-        hidden before the leases are read again: who has still seen it wrote a lease before.
+        Files whose names are in `keep`, files that jobs use, and those that the importer did not make stay. A file gets
+        a mark before the leases are read again: who takes the file and sees no mark wrote a lease before.
         """
         with suppress(FileNotFoundError):  # another process removes files too
             made = [each for path in self.folder.glob("*.sqsh") if (each := read_squashfs(path)) and each.importer]
             total = sum(each.size_bytes for each in made)
             jobs = _running_jobs() if total > limit_bytes else None
-            for used, path in sorted((sidecar(each.path).stat().st_mtime, each.path) for each in made):
-                idle = path.name not in keep and time.time() - used > _RECENT_SECONDS
-                if total > limit_bytes and idle and not self._is_leased(path, jobs):
-                    hidden = path.rename(path.with_name(f".{path.name}.removed"))
-                    if self._is_leased(path, jobs):
-                        hidden.rename(path)
+            for path in sorted((each.path for each in made), key=lambda path: sidecar(path).stat().st_mtime):
+                if total <= limit_bytes:
+                    break
+                if path.name in keep or self._is_used(path, jobs):
+                    continue
+                mark = _removal_mark(path)
+                mark.touch()
+                try:
+                    if self._is_used(path, jobs) or not mark.exists():
                         continue
-                    total -= hidden.stat().st_size
-                    for part in (hidden, index_path(path), sidecar(path)):
+                    total -= path.stat().st_size
+                    for part in (path, index_path(path), sidecar(path)):
                         part.unlink(missing_ok=True)
-                    yield path
+                finally:
+                    mark.unlink(missing_ok=True)
+                yield path
             self._clear()
 
     def _clear(self) -> None:
         """Remove what killed processes left behind, and old notes."""
         claimed = [path.name.removesuffix("importing") for path in self.folder.glob(".*.importing")]
         clear_unclaimed(self.folder, claimed, _RECENT_SECONDS)
-        for pattern in (".*.removed", ".*.importing", ".*.full", "digests/*+*"):
+        for pattern in (".*.removing", ".*.importing", ".*.full", "digests/*+*"):
             for left in self.folder.glob(pattern):
                 if time.time() - left.lstat().st_ctime > _RECENT_SECONDS:
                     left.unlink(missing_ok=True)
+
+    def _is_used(self, path: Path, jobs: _Jobs | None) -> bool:
+        """Whether a job uses the file, or somebody has used it within the last hour."""
+        return time.time() - sidecar(path).stat().st_mtime <= _RECENT_SECONDS or self._is_leased(path, jobs)
 
     def _is_leased(self, path: Path, jobs: _Jobs | None) -> bool:
         """Whether a job uses the file. `jobs`: those of this cluster; None if squeue does not answer."""
@@ -175,6 +190,11 @@ class Store:
             with suppress(OSError):
                 lease.unlink()
         return False
+
+
+def _removal_mark(path: Path) -> Path:
+    """The mark that a process is about to remove the file, if nobody uses it."""
+    return path.with_name(f".{path.name}.removing")
 
 
 @dataclass(frozen=True)

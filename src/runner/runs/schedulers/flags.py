@@ -49,6 +49,16 @@ _CHOICES = {
     "container-writable": "set writable = true or false in the EDF",
     "container-readonly": "set writable = true or false in the EDF",
 }
+# the options of pyxis 0.24, of which srun accepts each unique beginning
+_OF_EDF = {"container-image", "container-mounts", "container-workdir", *_CHOICES}
+_PYXIS = (
+    *_OF_EDF,
+    "container-name",
+    "container-save",
+    "container-env",
+    "container-entrypoint-log",
+    "container-unshare",
+)
 REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "sbatch": {
         **_REFUSED_BY_BOTH,
@@ -77,7 +87,7 @@ REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
 def option(word: str, program: str) -> tuple[str, str | None]:
     """Long name and value of a flag of sbatch or srun (`program`). Raises RunnerError unless it is one flag."""
     if found := _LONG.fullmatch(word):
-        return found[1].replace("_", "-"), found[2]
+        return _in_full(found[1].replace("_", "-")), found[2]
     found = _SHORT.fullmatch(word)
     if found and found[1] in SHORT[program] and not found[2].startswith((" ", "=")):
         return SHORT[program][found[1]], found[2] or None
@@ -87,6 +97,13 @@ def option(word: str, program: str) -> tuple[str, str | None]:
         "a flag must be one word: --name, --name=value, -x or -xvalue",
         f"--{program}={advice}" if advice != word else f"write, for example, --{program}=--constraint=gpu",
     )
+
+
+def _in_full(name: str) -> str:
+    """The name of a pyxis option of which `name` is a beginning; `name` itself for all others."""
+    no = "no-" if name.startswith("no-") else ""
+    fitting = [each for each in _PYXIS if each.startswith(name.removeprefix("no-"))]
+    return no + fitting[0] if name.startswith(f"{no}container-") and len(fitting) == 1 else name
 
 
 def refuse(words: Iterable[str], program: str, taken: Mapping[str, str] | None = None) -> None:
@@ -101,7 +118,7 @@ def refuse(words: Iterable[str], program: str, taken: Mapping[str, str] | None =
         choice = name.removeprefix("no-")
         if program == "sbatch" and choice.startswith("container-"):
             why = "the batch script itself would start in a container, which has no srun"
-            raise RunnerError(what, why, f"use --srun={word}, or set it in the EDF")
+            raise RunnerError(what, why, "set it in the EDF" if choice in _OF_EDF else f"use --srun={word}")
         if choice in _CHOICES and any(each.removeprefix("no-") in _CHOICES for each in taken or {}):
             raise RunnerError(what, "the EDF sets this flag", _CHOICES[choice])
         if name == "export" and not (value or "").upper().startswith("ALL"):
