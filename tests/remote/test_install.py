@@ -11,9 +11,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+import runner
 from runner import __version__
 from tests.remote.sshd import Sshd
 
@@ -103,6 +105,23 @@ def test_a_full_disk_leaves_nothing_installed(host: Sshd, wheels: dict[str, str]
         subprocess.run(("umount", folder), check=True)
     host("connect", "lab", "--install", extra_environ=wheels)
     works(host)
+
+
+@pytest.mark.parametrize("script", ["install.sh", "receive.sh"])
+def test_a_message_to_a_connection_that_is_gone_does_not_skip_the_clean_up(tmp_path: Path, script: str) -> None:
+    """/bin/sh of Debian ends by SIGPIPE without its EXIT trap."""
+    text = (Path(runner.__file__).parent / "remote" / script).read_text()
+    values = {"d": tmp_path, "c": tmp_path, "mark": "m", "version": "1", "python": "/p/python3", "tag": "3.11"}
+    values |= {"sum": "0", "key": "k", "old": "", "new": "1"}
+    listen, broken = os.pipe()
+    argv = ("sh", "-c", "".join(f"{name}='{value}'\n" for name, value in values.items()) + text.replace("echo", ":", 2))
+    child = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=broken, stderr=broken)
+    os.close(listen)
+    os.close(broken)
+    assert child.stdin
+    child.stdin.close()
+    assert child.wait(timeout=180) == 1
+    assert not [path for path in tmp_path.rglob("*") if "part" in path.name]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ new=$target.$$.partial
 mkdir -p "$d/versions" || exit
 find "$d/versions" -maxdepth 1 -name '*.partial' -mmin +60 -exec rm -rf {} +
 trap 'rm -rf "$new"' EXIT
-trap 'exit 1' HUP INT TERM
+trap 'exit 1' HUP INT TERM PIPE # PIPE: a message to a lost connection must not skip the clean-up
 packages=$new/lib/python$tag/site-packages
 mkdir -p "$new/bin" "$packages" && cat >"$new/archive" || exit
 [ "$(sha256sum <"$new/archive")" = "$sum  -" ] || fail 'not all files have arrived'

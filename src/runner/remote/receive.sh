@@ -12,7 +12,7 @@ fail() {
 mkdir -p "$c/$s" && cd "$c" || exit
 find "$s" -name '*.part' -mmin +60 -delete # of a process that was killed
 trap 'rm -f "$s/$$.part"' EXIT
-trap 'exit 1' HUP INT TERM
+trap 'exit 1' HUP INT TERM PIPE # PIPE: a message to a lost connection must not skip the clean-up
 cat >"$s/$$.part" || exit
 [ "$(sha256sum <"$s/$$.part")" = "$sum  -" ] || fail 'not all files have arrived'
 exec 9>"$s/lock"
