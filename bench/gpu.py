@@ -188,6 +188,11 @@ def _seconds(result: Mapping[str, Any]) -> float:
     return statistics.median(result["seconds"][WARM:])
 
 
+def tokens_per_second(result: Mapping[str, Any]) -> float:
+    """Return those of all counted steps together: with padding or bfd, steps have different numbers of tokens."""
+    return float(sum(result["tokens"][WARM:]) / sum(result["seconds"][WARM:]))
+
+
 def flops_per_token(case: Case, parameters: int, embedding: int) -> float:
     """Return the products' operations per token of one step: 2 forward, 4 backward (2 for frozen weights), causal.
 
@@ -210,7 +215,7 @@ def render(case: Case, found: Mapping[str, Any]) -> list[str]:
     reference = next((good[name] for name in ways(case, False) if name in good), None)
     rows = []
     for name, way in good.items():
-        rate = statistics.median(way["tokens"][WARM:]) / _seconds(way)
+        rate = tokens_per_second(way)
         steps = min(len(way["losses"]), len(reference["losses"])) if reference else 0
         far = max(abs(a - b) for a, b in zip(way["losses"][:steps], reference["losses"][:steps], strict=True))
         sheet = f"{100 * rate * work / way['peak_flops']:.0f}%" if way.get("peak_flops") else ""
