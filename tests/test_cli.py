@@ -32,7 +32,8 @@ def test_the_overview_names_every_verb_and_its_own_help_exists() -> None:
     for verb in VERBS:
         assert f"  {verb} " in overview.stdout
         own = runner(verb, "--help")
-        assert own.returncode == 0 and f"runner {verb}" in own.stdout
+        program = "runner-importer" if verb == "importer" else f"runner {verb}"  # as pyxis and administrators call it
+        assert own.returncode == 0 and f"usage: {program} " in own.stdout
 
 
 def test_each_verb_has_a_function_that_takes_its_arguments() -> None:
