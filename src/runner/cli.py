@@ -72,16 +72,20 @@ def split_rest(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     return words[:at], tuple(words[at + 1 :])
 
 
-def split_on(argv: Sequence[str]) -> tuple[str, list[str]]:
-    """HOST of `--on HOST` (empty without it), and the other words."""
-    before = split_rest(argv)[0]
-    for at, word in enumerate(before):
-        name, equals, host = word.partition("=")
+def split_on(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Each HOST of `--on HOST`, and the other words."""
+    before, hosts, words, at = split_rest(argv)[0], list[str](), list[str](), 0
+    while at < len(before):
+        name, equals, host = before[at].partition("=")
         if name == "--on":
-            if not (host := host if equals else "".join(before[at + 1 : at + 2])):
+            at += 0 if equals else 1
+            if not (host := host if equals else "".join(before[at : at + 1])):
                 raise RunnerError("--on has no host", "the name of a host must follow", "--on HOST", exit_code=2)
-            return host, [*argv[:at], *argv[at + (1 if equals else 2) :]]
-    return "", list(argv)
+            hosts.append(host)
+        else:
+            words.append(before[at])
+        at += 1
+    return hosts, [*words, *argv[len(before) :]]
 
 
 def make_parser(verbs: Sequence[str]) -> Parser:
@@ -175,13 +179,13 @@ def run(argv: Sequence[str]) -> int:
     console = Console(verbose="-v" in own or "--verbose" in own, wide="--wide" in own)
     try:
         try:
-            host, argv = split_on(argv)
+            hosts, argv = split_on(argv)
             args = parse(argv)
             code: int
-            if args is not None and host:
+            if args is not None and hosts:
                 from runner.commands.on import run_on
 
-                code = run_on(host, argv, args, console)
+                code = run_on(hosts, argv, args, console)
             else:
                 code = 0 if args is None else args.run(args, console)
         except SystemExit as leave:  # argparse's, after --help

@@ -93,6 +93,8 @@ def test_runs(ran: Runner) -> None:
     swept = ("launch", "--json", "--engine", "host", "--sweep", "n=1,2", "--", "echo", "{n}")
     sweep = check("launch", ran(*swept).stdout)["sweep"]
     ran("watch", other, sweep)
+    asked = check("launch", ran("launch", "--json", "--dry-run", "--ask", "--engine", "host", "--", "true").stdout)
+    assert (asked["accepted"], asked["start"], asked["why"]) == (True, "now", None)
     (status, *_) = check("status", ran("status", "--json", "train-0001").stdout)
     assert (status["state"], status["exit_code"], status["step"], status["total_steps"]) == ("FAILED", 1, 3, 3)
     check("status", ran("status", "--json").stdout)

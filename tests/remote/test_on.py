@@ -13,18 +13,20 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
 
 from tests.end_to_end.test_open import page
+from tests.lab.slurm import SlurmLab
 from tests.remote.sshd import Sshd
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(
     not shutil.which("/usr/sbin/sshd") or os.geteuid() != 0, reason="needs openssh-server and root"
 )
-HOSTILE = ["a b", "it's", 'say "x"', "two\nlines", "$HOME `id` \\n", "", "*", "ä\u00a0ö", "-x", "!!"]
+HOSTILE = ["a b", "100%", "%h %C", "it's", 'say "x"', "two\nlines", "$HOME `id` \\n", "", "*", "ä\u00a0ö", "-x", "!!"]
 
 
 @pytest.fixture(scope="module")
@@ -84,12 +86,59 @@ def test_without_a_terminal_a_needed_prompt_is_one_line_that_names_the_command(h
         assert "try:     in a terminal: runner connect lab\n" in done.stderr and not done.stdout
 
 
+def test_an_expired_certificate_is_named_with_the_command_that_renews_it() -> None:
+    """Found by itself beside the key of ssh's configuration, or named in the host file."""
+    with Sshd(os.environ) as closed:
+        (closed.folder / "authorized").write_text("")
+        keygen = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", closed.folder / "ca")
+        subprocess.run(keygen, check=True)
+        sign = ("ssh-keygen", "-q", "-s", closed.folder / "ca", "-I", "me", "-n", "root")
+        subprocess.run((*sign, "-V", "-2d:-200m", closed.folder / "user.pub"), check=True)
+        found = closed("--on", "lab", "status", code=1).stderr
+        assert f"the certificate {closed.folder}/user-cert.pub has expired 3 h ago" in found
+        assert "try:     get a new certificate, then: runner connect lab" in found
+        hosts = closed.local / ".config/runner/hosts"
+        hosts.mkdir(parents=True)
+        (hosts / "near.toml").write_text(
+            f'host = "lab"\n[login]\ncertificate = "{closed.folder}/user-cert.pub"\nrenew = "cscs-key sign"\n'
+        )
+        assert "try:     cscs-key sign\n" in closed("--on", "near", "status", code=1).stderr
+        subprocess.run((*sign, "-V", "-2d:+1d", closed.folder / "user.pub"), check=True)
+        assert "runner connect lab" in closed("--on", "near", "status", code=1).stderr
+        (hosts / "near.toml").write_text("[login]\nrenw = 'x'\n")
+        assert "did you mean 'renew'?" in closed("--on", "near", "status", code=1).stderr
+
+
 def test_another_version_is_refused_and_a_missing_one_is_named() -> None:
     with Sshd(os.environ) as host:
         host.install(version="0.0.9")
         assert "lab has runner 0.0.9, this machine has runner 0." in host("--on", "lab", "status", code=1).stderr
         (host.home / "bin/runner").unlink()
         assert "runner is not installed on lab" in host("--on", "lab", "status", code=1).stderr
+
+
+def test_one_session_at_a_time_is_enough(tmp_path: Path) -> None:
+    """Some sites set MaxSessions 1: what is sent before the verb, and the verb, are one after the other."""
+    with Sshd(os.environ, config="MaxSessions 1") as host:
+        host.install()
+        (tmp_path / "runner.toml").touch()
+        words = ("launch", "--site", "local", "--engine", "host", "--env", "host", "--", "true")
+        name = host("--on", "lab", *words, cwd=tmp_path).stdout.strip()
+        assert name in host("--on", "lab", "status", "--site", "local", cwd=tmp_path).stdout
+
+
+def test_two_users_of_one_configuration_have_sockets_of_their_own() -> None:
+    """Each in the user's own folder, where no other user can connect to it."""
+    with Sshd(os.environ) as host:
+        host.install()
+        for user in ("one", "two"):
+            folder = host.folder / user
+            folder.mkdir(mode=0o700)
+            mine = {"XDG_RUNTIME_DIR": str(folder)}
+            host("--on", "lab", "site", "list", extra_environ=mine)
+            (socket_file,) = folder.glob("runner-*")
+            assert socket_file.stat().st_mode & 0o077 == 0
+            host("connect", "lab", "--close", extra_environ=mine)
 
 
 def test_ctrl_c_reaches_the_verb(host: Sshd) -> None:
@@ -156,8 +205,29 @@ def test_the_status_of_all_hosts(host: Sshd) -> None:
     assert far < near < done.stdout.index(name) and "far: runner: cannot connect" in done.stderr
     answers = json.loads(host("status", "--on", "all", "--json", code=1).stdout)
     assert answers["far"] is None and name in [each["run"] for each in answers["near"]]
-    assert "cannot use all hosts" in host("logs", "--on", "all", code=2).stderr
+    done = host("status", "--on", "far", "--on=near", code=1)
+    assert done.stdout.index("far:") < done.stdout.index("near:") < done.stdout.index(name)
+    assert "cannot use several hosts" in host("logs", "--on", "all", code=2).stderr
+    assert "cannot use several hosts" in host("launch", "--on", "far", "--on", "near", code=2).stderr
     shutil.rmtree(folder)
+
+
+def test_which_host_would_start_a_job_and_when(plain_slurm: SlurmLab) -> None:
+    """One table, so that the user picks the cluster; nothing is submitted."""
+    with Sshd(plain_slurm.environ) as host:
+        host.install()
+        words = ("launch", "--dry-run", "--ask", "--env", "host", "--engine", "host", "--time", "5")
+        there = ("--on", "lab", "--on", "nobody@host.invalid", "--site", "generic-slurm")
+        done = host(*words, *there, "--", "true")
+        header, first, second = done.stdout.splitlines()
+        assert header.split() == ["HOST", "SITE", "ACCEPTED", "START", "NODES", "WHY"]
+        assert first.split()[:3] == ["lab", "generic-slurm", "yes"] and "nid00" in first
+        assert second.split()[:4] == ["nobody@host.invalid", "-", "no", "answer"] and "host.invalid: " in done.stderr
+        found = json.loads(host(*words, "--partition", "none", *there, "--json", "--", "true", code=1).stdout)
+        assert found["lab"]["accepted"] is False and "partition" in found["lab"]["why"]
+        assert found["nobody@host.invalid"] is None
+        assert plain_slurm.run(("squeue", "--noheader", "--states=all", "--name=true")).stdout == ""
+        assert "--ask is given without --dry-run" in host("launch", "--ask", "--", "true", code=2).stderr
 
 
 def test_through_a_jump_host_with_200_ms_of_latency(host: Sshd) -> None:

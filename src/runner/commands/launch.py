@@ -23,7 +23,10 @@ from runner.runs.schedulers.scheduler import scheduler_of
 
 TYPE_CHECKING = False  # not typing's: importing it costs a millisecond
 if TYPE_CHECKING:
+    from typing import Any
+
     from runner.runs.run import Run
+    from runner.runs.schedulers.scheduler import Forecast
     from runner.runs.sweep import Sweep
 
 
@@ -47,6 +50,9 @@ def launch_request(args: argparse.Namespace) -> Request:
 def launch_run(args: argparse.Namespace, console: Console) -> int:
     """`runner launch`: print the run's name, or, with --dry-run, the batch script."""
     project = find_project()
+    if args.ask and not args.dry_run:
+        what = "--ask is given without --dry-run"
+        raise RunnerError(what, "it submits nothing", "runner launch … --dry-run --ask", exit_code=2)
     sweep = None
     if args.sweep or args.at_once is not None:
         from runner.runs.sweep import parse  # slow, and most launches have no sweep
@@ -59,6 +65,10 @@ def launch_run(args: argparse.Namespace, console: Console) -> int:
         make_image = image_maker(project, os.environ, console)
     plan = prepare(launch_request(args), project, os.environ, console, make_image)
     tasks = _array_tasks(plan, args)
+    if args.ask:
+        for note in plan.notes:
+            console.warn(note)
+        return _forecast(plan, args, console)
     if args.dry_run:
         if sweep is not None:
             plan = _explain_sweep(plan, sweep, console)
@@ -96,16 +106,58 @@ def launch_run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _test_submission(plan: RunPlan, console: Console) -> None:
-    """Raise RunnerError for a user's own batch script that this cluster's Slurm would reject; submits nothing."""
-    own = plan.batch
+    """Raise RunnerError for a user's own batch script that this cluster's Slurm would reject."""
     # a missing account is a note already, and a folder of a snapshot does not exist yet
-    if own is None or own.in_snapshot is not None or lacks_account(plan.job, plan.site) or not shutil.which("sbatch"):
+    if plan.batch is None or plan.batch.in_snapshot is not None or lacks_account(plan.job, plan.site):
         return
-    from runner.runs.batch import command
+    forecast = _ask(plan)
+    if forecast is not None and forecast.start:
+        console.say(f"estimated start: {forecast.start}")
+    elif forecast is not None and forecast.accepted is None:
+        console.warn(f"Slurm was not asked whether it accepts the job: {forecast.why.splitlines()[-1]}")
+    elif forecast is not None and not forecast.accepted:
+        from runner.runs.schedulers import slurm
+
+        raise slurm.refused(forecast.why)
+
+
+def _ask(plan: RunPlan) -> Forecast | None:
+    """What this machine's Slurm says about the job, which is not submitted; None without sbatch."""
+    if not shutil.which("sbatch"):
+        return None
     from runner.runs.schedulers import slurm
 
-    if words := slurm.rejection(command(own, plan.job, "--test-only"), own.folder, console):
-        raise slurm.refused(words)
+    if plan.batch is None:
+        return slurm.ask(("sbatch", "--test-only"), Path.cwd(), plan.script)
+    from runner.runs.batch import command
+
+    return slurm.ask(command(plan.batch, plan.job, "--test-only"), plan.batch.folder)
+
+
+def _forecast(plan: RunPlan, args: argparse.Namespace, console: Console) -> int:
+    """`--dry-run --ask`: print whether the cluster would accept the job, and when it would start."""
+    from runner.runs.schedulers.scheduler import Forecast
+
+    forecast = Forecast(True, "now") if plan.site.is_local else _ask(plan)
+    forecast = forecast or Forecast(None, why="there is no sbatch on this machine")
+    start, _, nodes = forecast.start.partition(" on ")
+    row = {"site": plan.site.name, "accepted": forecast.accepted, "start": start or None, "nodes": nodes or None,
+           "why": forecast.why or None}  # fmt: skip
+    if args.json:
+        console.answer_json(row)
+    else:
+        console.table(("SITE", *FORECAST), [(plan.site.name, *forecast_cells(row))], wrap=True)
+    return 0 if forecast.accepted else 1
+
+
+FORECAST = ("ACCEPTED", "START", "NODES", "WHY")
+
+
+def forecast_cells(row: Mapping[str, Any] | None) -> tuple[str, str, str, str]:
+    """The cells below FORECAST of what `launch --dry-run --ask --json` prints; None: it printed nothing."""
+    row = row or {}
+    accepted = {True: "yes", False: "no"}.get(row.get("accepted"), "no answer")  # type: ignore[arg-type]
+    return accepted, row.get("start") or "-", row.get("nodes") or "-", " ".join((row.get("why") or "").split())
 
 
 def _confirmed(plan: RunPlan, console: Console, *, yes: bool, runs: int) -> bool:

@@ -30,12 +30,13 @@ _HERE = ("cluster", "completion", "connect", "importer", "init", "skill")
 _PAUSE_SECONDS, _PATIENCE_SECONDS = 2, 600  # between two attempts to connect again; until it gives up
 
 
-def run_on(name: str, words: Sequence[str], args: argparse.Namespace, console: Console) -> int:
-    """Run the command line on the host, and return its exit code. `args` is the same command line, parsed."""
+def run_on(names: Sequence[str], words: Sequence[str], args: argparse.Namespace, console: Console) -> int:
+    """Run the command line on each host, and return its exit code. `args` is the same command line, parsed."""
+    name = names[0]
     if args.verb in _HERE:
         raise RunnerError(f"{args.verb} does not take --on", "it is about this machine", f"ssh {name}", exit_code=2)
-    if name == "all":
-        return _status_of_all(words, args, console)
+    if names != [name] or name == "all":
+        return _side_by_side(names, words, args, console)
     connection = Connection(find_host(name, os.environ), os.environ)
     terminal = all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
     if not connection.is_open():
@@ -240,14 +241,21 @@ class Page(Lines):
             self._connection.cancel(self._forward)
 
 
-def _status_of_all(words: Sequence[str], args: argparse.Namespace, console: Console) -> int:
-    """`runner status --on all`: the hosts that have a file, side by side; a host that cannot be reached is named."""
+def _side_by_side(names: Sequence[str], words: Sequence[str], args: argparse.Namespace, console: Console) -> int:
+    """The same command on several hosts, or on all that have a file; a host that does not answer is named."""
     from concurrent.futures import ThreadPoolExecutor
 
-    names = host_names(os.environ)
-    if args.verb != "status" or not names:
-        why = "only `runner status` does" if names else "there is no file ~/.config/runner/hosts/NAME.toml"
-        raise RunnerError(f"{args.verb} cannot use all hosts", why, f"runner {args.verb} --on HOST", exit_code=2)
+    from runner.commands.launch import FORECAST, forecast_cells
+
+    asks = args.verb == "launch" and args.ask
+    if "all" in names and not (known := host_names(os.environ)):
+        why, fix = "there is no file ~/.config/runner/hosts/NAME.toml", f"runner {args.verb} --on HOST"
+        raise RunnerError("no hosts are known", why, fix, exit_code=2)
+    if args.verb != "status" and not asks:
+        why = "only `runner status` and `runner launch --dry-run --ask` use several hosts"
+        raise RunnerError(f"{args.verb} cannot use several hosts", why, f"runner {args.verb} --on HOST", exit_code=2)
+    names = list(dict.fromkeys(known if "all" in names else names))
+    words = ("--json", *words) if asks and not args.json else words
 
     def ask(name: str) -> process.Completed:
         argv = (sys.executable, "-m", "runner", "--on", name, *words)
@@ -255,11 +263,16 @@ def _status_of_all(words: Sequence[str], args: argparse.Namespace, console: Cons
 
     with ThreadPoolExecutor() as pool:
         answers = dict(zip(names, pool.map(ask, names), strict=True))
+    found = {name: json.loads(done.stdout or "null") for name, done in answers.items()} if asks or args.json else {}
     if args.json:
-        console.answer_json({name: json.loads(done.stdout or "null") for name, done in answers.items()})
+        console.answer_json(found)
+    elif asks:
+        rows = [(name, (row or {}).get("site", "-"), *forecast_cells(row)) for name, row in found.items()]
+        console.table(("HOST", "SITE", *FORECAST), rows, wrap=True)
     for name, done in answers.items():
-        if not args.json:
+        if not args.json and not asks:
             console.answer(f"{name}:\n{done.stdout.rstrip() or '  no answer'}")
-        if done.exit_code or not done.stdout:
+        if not done.stdout or (done.exit_code and not asks):
             console.warn(f"{name}: {' '.join(done.stderr.split()) or 'no runs'}")
-    return max(done.exit_code for done in answers.values())
+    codes = [done.exit_code for done in answers.values()]
+    return min(codes) if asks else max(codes)  # a job can be launched where one host accepts it

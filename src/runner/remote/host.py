@@ -16,6 +16,10 @@ class Host(NamedTuple):
     target: str
     site: str = ""
     folder: str = "${HOME}/.local/share/runner/on"
+    certificate: str = ""
+    """the file of the certificate for the login; empty: those that ssh would use"""
+    renew: str = ""
+    """the command that gets a new one"""
 
 
 def host_names(environ: Mapping[str, str]) -> list[str]:
@@ -31,8 +35,15 @@ def find_host(name: str, environ: Mapping[str, str]) -> Host:
     if not environ or not path.is_file():
         return Host(name, name)
     document = read_toml(path)
-    refuse_unknown_keys(document, (), ("host", "site", "folder"), "host")
-    target, site = typed(document, ("host",), str, name), typed(document, ("site",), str, "")
+    refuse_unknown_keys(document, (), ("host", "site", "folder", "login"), "host")
+    typed(document, ("login",), dict)
+    refuse_unknown_keys(document, ("login",), ("certificate", "renew"), "host")
+    target = find_host(typed(document, ("host",), str, name), {}).target
     return Host(
-        find_host(target, {}).target, target, site, typed(document, ("folder",), str, Host._field_defaults["folder"])
+        target,
+        target,
+        typed(document, ("site",), str, ""),
+        typed(document, ("folder",), str, Host._field_defaults["folder"]),
+        typed(document, ("login", "certificate"), str, ""),
+        typed(document, ("login", "renew"), str, ""),
     )

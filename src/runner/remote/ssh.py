@@ -10,6 +10,7 @@ import re
 import secrets
 import shlex
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from runner import __version__
@@ -30,8 +31,9 @@ class Connection:
     def __init__(self, host: Host, environ: Mapping[str, str]) -> None:
         self.host = host
         folder = environ.get("XDG_RUNTIME_DIR") or str(Path(environ.get("HOME", "~")).expanduser() / ".ssh")
-        own = process.run(("ssh", "-G", host.target)).stdout
-        path = () if re.search("^controlpath (?!none)", own, re.M) else ("-o", f"ControlPath={folder}/runner-%C")
+        self._resolved = process.run(("ssh", "-G", host.target)).stdout
+        own = re.search("^controlpath (?!none)", self._resolved, re.M)
+        path = () if own else ("-o", f"ControlPath={folder}/runner-%C")
         self.options = (*path, "-o", "ControlMaster=auto", "-o", "ServerAliveInterval=15", "-o", "ConnectTimeout=20")
 
     def argv(self, *words: str) -> tuple[str, ...]:
@@ -73,10 +75,33 @@ class Connection:
         folders.discard(Path(log))
         if code == 0:
             return
+        if expired := self._expired():
+            fix = self.host.renew or f"get a new certificate, then: runner connect {self.host.name}"
+            raise RunnerError(f"cannot connect to {self.host.name}: {expired}", said or "see above", fix)
         if re.search("Permission denied|verification failed|Too many authentication", said):
             what = f"{self.host.name} asks for a password, a code or a confirmation"
             raise RunnerError(what, said, f"in a terminal: runner connect {self.host.name}")
         raise RunnerError(f"cannot connect to {self.host.name}", said or "see above", f"ssh {self.host.target}")
+
+    def _expired(self) -> str:
+        """`the certificate FILE has expired 3 h ago`, of the newest certificate that ssh would use; empty if none has.
+
+        ssh itself says only that permission is denied. Source of the format: ssh-keygen -L of OpenSSH 9.2.
+        """
+        paths = re.findall("^certificatefile (.+)$", self._resolved, re.M)
+        paths += [f"{path}-cert.pub" for path in re.findall("^identityfile (.+)$", self._resolved, re.M)]
+        ends = dict[str, datetime]()
+        for path in (self.host.certificate,) if self.host.certificate else paths:
+            file = Path(path).expanduser()
+            shown = process.run(("ssh-keygen", "-L", "-f", str(file)), check=False).stdout if file.is_file() else ""
+            if found := re.search(r"Valid: from \S+ to (\S+)", shown):
+                ends[path] = datetime.fromisoformat(found[1])
+        newest = max(ends, key=ends.__getitem__, default="")
+        ago = (datetime.now() - ends[newest]).total_seconds() if newest else 0
+        if ago <= 0:
+            return ""
+        shown = f"{ago // 60:.0f} min" if ago < 3600 else f"{ago // 3600:.0f} h"
+        return f"the certificate {newest} has expired {shown} ago"
 
     def verb(self, words: str, mark: str, *, terminal: bool, **values: str) -> tuple[str, ...]:
         """The ssh command for a verb, whose words are quoted for sh. On stdout, a line `MARK STATE PID` comes first.

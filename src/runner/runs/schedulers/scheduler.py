@@ -45,6 +45,17 @@ class JobStatus(NamedTuple):
     """for a run: the jobs that wait or run"""
 
 
+class Forecast(NamedTuple):
+    """Whether the scheduler would accept a job."""
+
+    accepted: bool | None
+    """None: it does not answer"""
+    start: str = ""
+    """the estimated start and the nodes: `2026-11-27T10:00:00 on nid[001-002]`; empty: not known"""
+    why: str = ""
+    """its message, if it does not accept the job"""
+
+
 class Scheduler(Protocol):
     """The interface that each scheduler's module implements."""
 

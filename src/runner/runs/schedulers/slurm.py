@@ -20,7 +20,7 @@ from runner.machine.report import Report
 from runner.runs.job import Job
 from runner.runs.schedulers import slurm_commands
 from runner.runs.schedulers.flags import CPUS, merge, option, refuse, refuse_of_site
-from runner.runs.schedulers.scheduler import ACTIVE, JobStatus, from_exit_code
+from runner.runs.schedulers.scheduler import ACTIVE, Forecast, JobStatus, from_exit_code
 from runner.runs.schedulers.template import joined, render
 from runner.site import Site
 
@@ -208,23 +208,21 @@ def _tell_start(folder: Path, script: str, report: Report) -> None:
 _NO_ANSWER = re.compile(r"unable to contact|configuration source|timed out|Zero Bytes|connect", re.IGNORECASE)
 
 
-def rejection(argv: Sequence[str], folder: Path, report: Report) -> str:
-    """Why Slurm would reject this sbatch command, asked with --test-only; "" if it accepts it, or does not answer."""
+def ask(argv: Sequence[str], folder: Path, script: str | None = None) -> Forecast:
+    """What Slurm says about an `sbatch --test-only` command, which submits nothing. `script`: its stdin."""
     # as in a submission (slurm_commands.submit): bash would run BASH_ENV in the wrapper of sbatch that some sites have
     removed = (f"--unset={name}" for name in ("BASH_ENV", *slurm_commands.WITHHELD))
+    argv = ("env", *removed, *argv)
     try:
-        done = process.run(("env", *removed, *argv), cwd=folder, check=False, timeout_seconds=_ESTIMATE_SECONDS)
+        done = process.run(argv, cwd=folder, text_input=script, check=False, timeout_seconds=_ESTIMATE_SECONDS)
     except RunnerError as error:
-        report.warn(f"Slurm was not asked whether it accepts the job: {error.why}")
-        return ""
+        return Forecast(None, why=error.why)
     said = (done.stderr.strip() or "it printed no message").removeprefix("allocation failure: ")
     if start := slurm_commands.parse_test_only(done.stderr):
-        report.say(f"estimated start: {start}")
-    elif done.exit_code and _NO_ANSWER.search(said):
-        report.warn(f"Slurm was not asked whether it accepts the job: {said.splitlines()[-1]}")
-    elif done.exit_code:
-        return said
-    return ""
+        return Forecast(True, start)
+    if done.exit_code:
+        return Forecast(None if _NO_ANSWER.search(said) else False, why=said)
+    return Forecast(True)
 
 
 def _submitted(folder: Path, argv: Sequence[str]) -> str:
