@@ -265,3 +265,79 @@ def test_a_kernel_answers_in_a_browser(coded: Runner, tmp_path: Path) -> None:
             coded("cancel", "jupyter-0002")
     finally:
         browser.close()
+
+
+# sshd, its helpers and their libraries, from this machine: the image is the same Debian
+SSHD = ("/usr/sbin/sshd", "/usr/bin/ssh-keygen", "/usr/lib/openssh/sftp-server")
+
+
+def with_sshd(runner: Runner, image: Path) -> None:
+    """An environment with this machine's sshd, in an image that has none."""
+    if not Path(SSHD[0]).exists():
+        pytest.skip("openssh-server is not on this machine")
+    found = subprocess.run(("ldd", *SSHD), capture_output=True, text=True).stdout
+    libraries = sorted(set(re.findall(r"=> (/\S+)", found)))
+    env = {"FROM_EDF": "edf", "PATH": "/usr/bin:/bin", "SPECIAL": "a 'b' $c"}
+    # for root, sshd wants the user that its package makes
+    mounts = [f"{path}:{path}:ro" for path in (*SSHD, *libraries, "/etc/passwd")]
+    write(runner.project, {"edf/py.toml": environment(image, mounts, env)})
+
+
+def ssh(
+    runner: Runner, config: Path, *words: str, program: str = "ssh", **options: Any
+) -> subprocess.CompletedProcess[bytes]:
+    argv = (program, "-F", str(config), "-o", "BatchMode=yes", *words)
+    return subprocess.run(argv, capture_output=True, timeout=240, env=dict(runner.environ), **options)
+
+
+def test_ssh_into_the_container_of_a_job(cluster: Runner, slurm: SlurmLab, python_sqsh: Path, tmp_path: Path) -> None:
+    """Each byte arrives, files are copied, nothing listens on a port, and other keys are refused."""
+    if not slurm.plugins:
+        pytest.skip("this Slurm has no container plug-in")
+    with_sshd(cluster, python_sqsh)
+    block = cluster("open", "ssh", "py", "--engine", "ce", "--time", "20").stdout
+    folder = cluster.runs / "ssh-0001"
+    config, host = folder / "open/ssh/config", "runner-ssh-0001"
+    assert block.startswith(f"Host {host}\n") and config.read_text().strip() == block.strip()
+    done = ssh(cluster, config, host, 'echo $FROM_EDF; echo "$SPECIAL"; [ -e /etc/debian_version ] && pwd')
+    assert (done.returncode, done.stdout.decode().splitlines()[:2]) == (0, ["edf", "a 'b' $c"]), done.stderr
+    data = os.urandom(3_000_000) + bytes(range(256)) * 4
+    assert ssh(cluster, config, host, "cat", input=data).stdout == data
+    assert ssh(cluster, config, host, "exit 7").returncode == 7
+    (tmp_path / "there").write_bytes(data)
+    copied = ssh(cluster, config, str(tmp_path / "there"), f"{host}:{folder}/copied", program="scp")
+    assert copied.returncode == 0 and (folder / "copied").read_bytes() == data, copied.stderr
+    # again: the same run, key and block
+    assert cluster("open", "ssh", "py", "--engine", "ce").stdout == block
+    assert stat.S_IMODE((folder / "open/ssh/user").stat().st_mode) == 0o600
+    other = tmp_path / "other"
+    subprocess.run(("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other), check=True)
+    refused = config.read_text().replace(f"{folder}/open/ssh/user", str(other))
+    (tmp_path / "config").write_text(refused)
+    assert b"Permission denied" in ssh(cluster, tmp_path / "config", host, "true").stderr
+    listening = subprocess.run(("ss", "-ltnpH"), capture_output=True, text=True).stdout
+    assert "serve.py" not in listening
+    job = cluster.status("ssh-0001")["job_id"]
+    steps = slurm.run(("squeue", "--steps", "--noheader", f"--jobs={job}", "--format=%i")).stdout.split()
+    until(lambda: len(steps_of(slurm, job)) <= 2, f"the steps of the connections to end: {steps}")
+    path = Path((folder / "open/ssh/server").read_text().split()[2])
+    cluster("cancel", "ssh-0001")
+    until(lambda: not path.exists(), "the private folder to go")
+
+
+def steps_of(slurm: SlurmLab, job: str) -> list[str]:
+    return slurm.run(("squeue", "--steps", "--noheader", f"--jobs={job}", "--format=%i")).stdout.split()
+
+
+@pytest.mark.slow
+def test_ssh_ends_after_a_time_without_a_connection(local: Runner) -> None:
+    """Without a scheduler and without a container. An editor that connects afterwards starts no job."""
+    if not Path(SSHD[0]).exists():
+        pytest.skip("openssh-server is not on this machine")
+    local("open", "ssh", "plain", "--engine", "host", "--idle", "1")
+    config = local.runs / "ssh-0001/open/ssh/config"
+    assert ssh(local, config, "runner-ssh-0001", "echo $FROM_EDF").stdout == b"edf\n"
+    local.wait("ssh-0001", lambda status: status["state"] == "COMPLETED", seconds=400)
+    assert "no connection for 60 s: ending" in (local.runs / "ssh-0001/job.log").read_text()
+    assert b"ssh-0001 has ended" in ssh(local, config, "runner-ssh-0001", "true").stderr and len(local.made()) == 1
+    assert "--stdio is given without ssh" in local("open", "code", "--stdio", code=2).stderr

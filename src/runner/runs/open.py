@@ -1,14 +1,18 @@
-"""`runner open`: JupyterLab, TensorBoard or VS Code's server in a run's container, and the tunnel to it.
+"""`runner open`: JupyterLab, TensorBoard, VS Code's server or sshd in a run's container, and the tunnel to it.
 
 In an environment, the server is a run of its own. In a running run, it is one more step of the job. open.sh starts it.
 """
 
 from __future__ import annotations
 
+import os
+import shlex
+import socket
 import sys
+import threading
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +27,7 @@ from runner.machine.report import Report
 from runner.machine.tunnel import Tunnel
 from runner.project import Project
 from runner.runs import launch, shell, submit
+from runner.runs.budget import estimate
 from runner.runs.hub import shared_cache
 from runner.runs.job import command_line, time_limit_minutes
 from runner.runs.prefetch import PYTHON
@@ -34,13 +39,16 @@ from runner.runs.status import RunStatus, ask
 from runner.site_files import load_site
 
 APPS: Mapping[str, str] = {"jupyter": "/lab?token=", "tensorboard": "/?token=", "code": "/?tkn="}
+"""the programs with a page -> the path of its URL"""
+SSH = "ssh"
+IDLE_MINUTES = 60
 _START = ("sh", "-c", 'exec sh "$RUNNER_RUN/open/open.sh" "$@"', "sh")
 # without a new enough Python on the node, the container's is used
 _FAR = ("sh", "-c", 'python3 -c "import sys; sys.exit(sys.version_info < (3, 8))" || exit 127; exec python3 "$@"', "sh")
 
 
 def started(
-    app: str, request: ShellRequest, project: Project, environ: Mapping[str, str], report: Report
+    app: str, request: ShellRequest, project: Project, environ: Mapping[str, str], report: Report, idle_seconds: int = 0
 ) -> tuple[Run, int]:
     """The run with the server: one that has it already, the running run that the user named, or a new run.
 
@@ -55,7 +63,7 @@ def started(
         run = next((status.run for status in reversed(ask(own)) if status.active), None)
     status = ask([run])[0] if run else None
     if run is None or status is None or not status.active:
-        return _launched(app, request, run, project, environ, report), 0
+        return _launched(app, request, run, project, environ, report, idle_seconds), 0
     if run.job != app and not _server(app, status):
         return run, _start_inside(app, replace(request, where=str(run.folder)), project, environ, report)
     return run, 0
@@ -68,8 +76,9 @@ def _files() -> dict[str, str]:
 
 
 def _launched(
-    app: str, request: ShellRequest, ended: Run | None, project: Project, environ: Mapping[str, str], report: Report
-) -> Run:
+    app: str, request: ShellRequest, ended: Run | None, project: Project, environ: Mapping[str, str], report: Report,
+    idle_seconds: int,
+) -> Run:  # fmt: skip
     """A new run with the server: in the user's project folder, or in the folder of a run that has ended."""
     engine = request.engine or choose(find_site(request.site, environ)[0])[0]
     packages = () if engine == "host" else (Mount("${RUNNER_CACHE}/open", "/opt/runner-packages", ("ro",)),)
@@ -87,10 +96,12 @@ def _launched(
     plan = launch.prepare(
         launch.Request(
             env=str(ended.folder / launch.EDF) if ended else request.where, site=request.site, engine=request.engine,
-            words=(*_START, app, str(ended.folder if ended else project.start)),
+            words=(*_START, app, str(ended.folder if ended else project.start), str(idle_seconds)),
             given={**request.given, **command_line(settings)}, furnished=furnished,
         ), project, environ, report,
     )  # fmt: skip
+    if (cost := estimate(plan.job)) is not None:
+        report.say(f"cost of this run: {cost.text(1)}")
     runs = plan.site.runs(environ, project)
     folders.make(shared_cache(runs / "run", environ) / "open")
     plan = replace(plan, files={**plan.files, **_files()}, snapshot=Snapshot((), None))
@@ -129,9 +140,9 @@ def wait(app: str, run: Run, pid: int, report: Report) -> tuple[str, Path]:
     raise RunnerError(f"the server of {run.name} has ended", last or "it printed nothing", f"read {log}")
 
 
-def connected(app: str, run: Run, node: str, socket: Path, environ: Mapping[str, str], report: Report) -> Tunnel:
+def connected(app: str, run: Run, node: str, server: Path, environ: Mapping[str, str], report: Report) -> Tunnel:
     """The tunnel to the server. Raises RunnerError if the server does not answer."""
-    far = (str(run.folder / "open/tunnel.py"), str(socket))
+    far = (str(run.folder / "open/tunnel.py"), str(server))
     port = 20000 + zlib.crc32(str(run.folder / app).encode()) % 10000  # the same for each `runner open`
     if run.is_local:
         found = Tunnel((sys.executable, *far), port)
@@ -150,6 +161,57 @@ def connected(app: str, run: Run, node: str, socket: Path, environ: Mapping[str,
         why = f"the step on {node} ended with exit code {code}; see the message above"
         raise RunnerError(f"cannot connect to the server of {run.name}", why, "run the same command again")
     return found
+
+
+def ssh_config(run: Run, program: Sequence[str]) -> str:
+    """The block of an ssh configuration with which `ssh runner-RUN` opens a shell in the container.
+
+    `program`: the words that start runner. In an ssh configuration, `%` must be doubled.
+    """
+    state, name = run.folder / f"open/{SSH}", f"runner-{run.name}"
+    host_key = " ".join(files.text_of(state / "host.pub").split()[:2])
+    files.write(state / "known_hosts", f"{name} {host_key}\n", mode=0o600)
+    proxy = shlex.join((*program, "open", SSH, str(run.folder), "--stdio", "--site", run.site)).replace("%", "%%")
+    lines = (
+        f"Host {name}",
+        f"    User {files.text_of(state / 'login').strip()}",
+        f"    IdentityFile {_in_config(state / 'user')}",
+        "    IdentitiesOnly yes",
+        f"    UserKnownHostsFile {_in_config(state / 'known_hosts')}",
+        f"    HostKeyAlias {name}",
+        f"    ProxyCommand {proxy}",
+    )
+    return "\n".join((*lines, ""))
+
+
+def running(where: str, site: str | None, project: Project, environ: Mapping[str, str]) -> Run:
+    """The run that a word names. Raises RunnerError if it has ended: an editor that connects must not start a job."""
+    runs = find_site(site, environ)[0].runs(environ, project)
+    run = shell.named_run(where, runs, project)
+    if run is None or not ask([run])[0].active:
+        why = f"{run.name} has ended" if run else "it is not a run"
+        raise RunnerError(f"cannot connect to {where}", why, f"runner open {SSH} ENV starts a run")
+    return run
+
+
+def _in_config(path: Path) -> str:
+    return '"' + str(path).replace("%", "%%") + '"'
+
+
+def pump(port: int) -> None:
+    """Pass stdin on to a port of this machine, and its answers to stdout, until one of the two ends."""
+    end = socket.create_connection(("127.0.0.1", port))
+
+    def send() -> None:
+        while data := os.read(0, 1 << 16):
+            end.sendall(data)
+        end.shutdown(socket.SHUT_WR)
+
+    threading.Thread(target=send, daemon=True).start()
+    while data := end.recv(1 << 16):
+        view = memoryview(data)
+        while view:
+            view = view[os.write(1, view) :]
 
 
 def minutes_left(run: Run) -> int | None:

@@ -1,12 +1,13 @@
 #!/bin/sh
 # Starts a server of `runner open` inside the container, on a UNIX socket that only this user can open. Ends with the job.
-#   open.sh APP LOGS
-#   APP   jupyter, tensorboard or code
+#   open.sh APP LOGS [IDLE_SECONDS]
+#   APP   jupyter, tensorboard, code or ssh
 #   LOGS  the folder that TensorBoard reads
-# Needs /bin/sh and, for jupyter and tensorboard, Python. The folder RUN/open/APP has the token and, while the server runs,
+#   IDLE_SECONDS  jupyter and ssh end after this time without use; 0: never
+# Needs /bin/sh and, except for code, Python. The folder RUN/open/APP has the token and, while the server runs,
 # the file `server`: job id, node, and the private folder with the socket. /dev/shm is the node's in every container.
 umask 077
-app=$1 logs=$2
+app=$1 logs=$2 idle=${3:-0}
 state=$RUNNER_RUN/open/$app
 
 fail() { # WHAT WHY FIX
@@ -77,6 +78,9 @@ jupyter)
     export JUPYTER_CONFIG_DIR="$state/config" JUPYTER_TOKEN_FILE="$state/token"
     set -- "$python" -m jupyterlab --ServerApp.sock="$own/socket" --ServerApp.sock_mode=0600 --ServerApp.root_dir="$PWD" \
         --ServerApp.open_browser=False --ServerApp.allow_root=True --KernelManager.transport=ipc --LabApp.news_url=None # no question about news
+    # a kernel counts as used while it computes, or a page is connected to it
+    [ "$idle" = 0 ] || set -- "$@" --MappingKernelManager.cull_idle_timeout="$idle" --MappingKernelManager.cull_interval=60 \
+        --ServerApp.shutdown_no_activity_timeout="$idle" --TerminalManager.cull_inactive_timeout="$idle"
     ;;
 tensorboard)
     need_python tensorboard tensorboard
@@ -134,6 +138,53 @@ code)
         fail "cannot start VS Code's server" "neither openvscode-server, code-server nor code is on PATH in the container" \
             "install one of them in the image, or mount its folder and add it to PATH in [env] of the EDF"
     fi
+    ;;
+ssh)
+    python=$(command -v python3 || command -v python) ||
+        fail "cannot start $app" "the image has no Python" "use an image with Python 3.8 or newer"
+    sshd=$(PATH=$PATH:/usr/sbin:/usr/local/sbin:/sbin && command -v sshd) ||
+        fail "cannot start $app" "the image has no sshd" "install openssh-server in the image; its service need not run"
+    for key in host user; do # not the user's own keys: these open only this container
+        [ -e "$state/$key" ] || ssh-keygen -q -t ed25519 -N '' -C "runner ${RUNNER_RUN##*/}" -f "$state/$key" || exit
+    done
+    id -un >"$state/login"
+    [ "$(id -u)" != 0 ] || mkdir -p /run/sshd 2>/dev/null
+    cat >"$own/serve.py" <<'EOF'
+# One sshd for each connection to the socket: it has no port, and runs as this user.
+import os, socket, subprocess, sys, time
+
+sshd, own, state, idle = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+# sshd starts a login with few variables; those of the container are what the user wants
+names = [name for name in os.environ if name.isidentifier() and name not in ("HOME", "USER", "SHELL", "LOGNAME", "PWD", "_")]
+values = {name: os.environ[name] for name in names if os.environ[name] and not set(os.environ[name]) & set("\n\r\\\"")}
+sftp = next((path for path in ("/usr/lib/openssh/sftp-server", "/usr/libexec/openssh/sftp-server") if os.path.exists(path)), "internal-sftp")
+lines = [f"HostKey {state}/host", f"AuthorizedKeysFile {state}/user.pub", "StrictModes no", "PidFile none", "UsePAM no",
+         "PasswordAuthentication no", "KbdInteractiveAuthentication no", "PermitRootLogin prohibit-password", "PrintMotd no",
+         "AllowTcpForwarding yes", "AllowStreamLocalForwarding yes", "X11Forwarding no", f"Subsystem sftp {sftp}"]
+if values:
+    lines.append("SetEnv " + " ".join(f'"{name}={value}"' for name, value in values.items()))
+with open(f"{own}/sshd_config", "w") as file:
+    file.write("\n".join(lines) + "\n")
+server = socket.socket(socket.AF_UNIX)
+server.bind(f"{own}/socket")
+server.listen(16)
+server.settimeout(2)
+sessions, used = [], time.monotonic()
+while not idle or time.monotonic() - used < idle:
+    sessions = [each for each in sessions if each.poll() is None]
+    if sessions:
+        used = time.monotonic()
+    try:
+        end, _ = server.accept()
+    except socket.timeout:
+        continue
+    end.setblocking(True)
+    with end, open(f"{state}/sshd.log", "ab") as log:
+        argv = (sshd, "-i", "-e", "-f", f"{own}/sshd_config")
+        sessions.append(subprocess.Popen(argv, stdin=end, stdout=end, stderr=log, close_fds=True))
+print(f"runner: no connection for {idle} s: ending", file=sys.stderr)
+EOF
+    set -- "$python" "$own/serve.py" "$sshd" "$own" "$state" "$idle"
     ;;
 esac
 
