@@ -49,7 +49,7 @@ def render(chosen: str | None, project: Project, words: Sequence[str] = (), plac
     names = sorted(found, key=lambda name: (name in last and last.index(name) + 1, found[name].parent == _SHIPPED))
     if chosen:
         names = [*last] if chosen == GENERIC else [chosen]
-    lines = [f"chosen {chosen}"] if chosen and chosen != GENERIC else []
+    lines = [f"chosen {chosen}"] if chosen else []
     values = _values(words)
     documents = {name: _read(found[name]) for name in names}
     for name, document in documents.items():
