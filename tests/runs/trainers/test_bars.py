@@ -14,7 +14,7 @@ from tests.runs.trainers.test_logs import AWKS, NO_PROJECT, read
 BAR = "|#####     |"
 # program, its lines, what the last entry says: step, total, loss, seconds per step
 FORMATS: list[tuple[str, str, tuple[Any, ...]]] = [
-    ("tqdm", f" 12%{BAR} 24/200 [00:02<00:14, 12.50it/s]", (24, 200, None, 0.08)),
+    ("tqdm", f" 12%{BAR} 240/2000 [00:19<02:20, 12.50it/s]", (240, 2000, None, 0.08)),
     ("tqdm, slow", f"  1%{BAR} 2/200 [00:05<08:15,  2.50s/it]", (2, 200, None, 2.5)),
     ("tqdm, postfix", f" 12%{BAR} 24/200 [00:01<00:14, 12.50it/s, loss=2.31]", (24, 200, 2.31, 0.08)),
     (
@@ -176,6 +176,13 @@ FORMATS: list[tuple[str, str, tuple[Any, ...]]] = [
     ),
     ("pytorch-tutorial", "Epoch [2/5], Step [24/200], Loss: 2.3100", (224, 1000, 2.31, None)),
     ("a loop", "Epoch 1 | Step 20/400 | loss: 2.3", (20, None, 2.3, None)),
+    ("a loop with =", "Epoch=2 Step=24/200 loss=2.3", (224, None, 2.3, None)),
+    ("a loop that starts a line again", "\x1b[2K[Epoch 2] [24/200] train_loss=2.3 lr=0.1", (224, None, 2.3, None)),
+    (
+        "PyTorch-GAN",
+        "[Epoch 1/200] [Batch 24/938] [D loss: 0.500000] [G loss: 1.200000]",
+        (24, 187600, 0.5, None),
+    ),
     ("ignite", f"Epoch [2/5]: [24/200]  12%{BAR}, loss=2.31 [00:01<00:14]", (224, 1000, 2.31, None)),
     (
         "DLRM",
@@ -299,6 +306,7 @@ NOTHING = [
     f"Epoch:  33%{BAR} 1/3 [10:00<20:00, 600.00s/it]",
     f"100%{BAR} 200/200 [00:02<00:00, 100.00it/s]",  # of a quick preparation
     f" 12%{BAR} 24/200 [00:01<00:07, 25.00it/s]",
+    f"  1%{BAR} 2/2000 [00:02<33:00,  1.00s/it]",  # only its start may be slow
     f" 12%{BAR} 2400/20000 [00:12<01:00, 320.00it/s]",
     f"  0%{BAR} 0/200 [00:00<?, ?it/s]",
     "   ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ 12.3/45.6 MB 12.5 MB/s eta 0:00:05",
@@ -364,16 +372,19 @@ def bar(step: int, total: int, seconds: int, words: str = "", pace: float = 0.5)
     return f"{words}{100 * step // total:3}%{BAR} {step}/{total} [{times[0]}<{times[1]}, {pace:.2f}s/it]\n"
 
 
+SHORT = bar(1, 20, 0) + bar(10, 20, 5) + bar(14, 20, 7) + bar(20, 20, 10)
 EPOCH_200 = bar(1, 200, 0) + bar(60, 200, 30) + bar(120, 200, 60) + bar(200, 200, 100)
 # what happens, the log, the step and the total at its end
 SEQUENCES: list[tuple[str, str, int | None, int | None]] = [
     ("the next epoch", EPOCH_200 + bar(0, 200, 0) + bar(24, 200, 12), 224, None),
     ("the next epoch is complete", EPOCH_200 * 2, 400, None),
+    ("an epoch of 10 s", SHORT + SHORT + bar(1, 20, 0) + bar(8, 20, 4), 48, None),
+    ("slow steps after a preparation", SHORT + bar(0, 200, 0, pace=60) + bar(1, 200, 60, pace=60), 1, 200),
     ("a slower rank", EPOCH_200 + bar(0, 200, 0) + bar(200, 200, 100) + bar(24, 200, 12), 224, None),
     ("an evaluation after each epoch", (EPOCH_200 + bar(1, 40, 0) + bar(40, 40, 20)) * 2, 400, None),
     (
         "a preparation before the training",
-        bar(20, 40, 10) + bar(40, 40, 20) + bar(1, 200, 0) + bar(60, 200, 30),
+        SHORT + bar(12, 200, 6) + bar(60, 200, 30),
         60,
         200,
     ),
@@ -392,6 +403,8 @@ SEQUENCES: list[tuple[str, str, int | None, int | None]] = [
         400,
     ),
     ("steps that go on over the epochs", "epoch 1 step 500/1200 loss 2\nepoch 2 step 700/1200 loss 2\n", 700, 1200),
+    ("steps that go on, resumed", "epoch 3 step 2500/9000 loss 2\nepoch 4 step 3500/9000 loss 2\n", 3500, 9000),
+    ("steps of each epoch, resumed", "epoch 3 step 100/600 loss 2\nepoch 3 step 500/600 loss 2\n", 1700, None),
     ("steps of each epoch", "epoch 1 step 500/600 loss 2\nepoch 2 step 100/600 loss 2\n", 700, None),
     ("epochs from 0", "epoch 0 step 500/600 loss 2\nepoch 1 step 100/600 loss 2\n", 700, None),
     ("a loss of the last epoch", "epoch 1 step 600/600 loss 2\nepoch 2 step 600/600 loss 2\n", 1200, None),

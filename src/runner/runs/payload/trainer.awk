@@ -244,11 +244,13 @@ function count_epochs(n, m) {
         delete v["epoch_from_0"]
     } else if ("epoch" in v) find_first_epoch(v["epoch"] + 0)
     else return follow_bar(n, m)
-    # the steps of some programs go on over the epochs
-    if (state["last_epoch"] != "" && v["epoch"] > state["last_epoch"] && n > state["last_step"]) state["go_on"] = 1
+    # the steps of some programs go on over the epochs; a resumed one of them is known by its large first step
+    if (state["last_epoch"] != "") {
+        if (v["epoch"] + 0 > state["last_epoch"] + 0) state["go_on"] = n > state["last_step"] + 0
+    } else if (v["epoch"] + 0 > state["first_epoch"] + 0 && n > m / 4 && bar_text ~ /([Ss]tep|[Ii]ter)[^(]/) state["go_on"] = 1
     state["last_epoch"] = v["epoch"]
     state["last_step"] = n
-    if (state["go_on"]) {
+    if (state["go_on"] + 0) {
         v["total"] = m
         delete v["epochs"]
     } else v["step"] = n + (v["epoch"] - state["first_epoch"]) * m
@@ -264,19 +266,23 @@ function follow_bar(n, m,    seconds, part, parts, i) {
     }
     seconds += 0
     if (state["bar_steps"] != m || state["bar_file"] != file) {
+        if (n == 0) state["bar_after"] = (state["bar_steps"] != "" && state["bar_step"] + 0 >= 0.9 * state["bar_steps"]) ? m : ""
+        # without a description and a loss: if a step takes 0.02 s or more, and the bar 10 s, which is not certain at its start
+        if (("undescribed" in v) && !("loss" in v) && (v["step_seconds"] + 0 < 0.02 || m * v["step_seconds"] < 10 || seconds < 5)) return 0
         if (state["bar_steps"] != "" && !replaces_bar(m, seconds)) return 0
         if (state["trainer"] == "" || state["trainer"] == bars) state["step"] = state["shown"] = ""
         state["before"] = state["bar_ended"] = ""
     } else if (state["bar_step"] - n >= m / 2) {
         state["before"] += m
         state["bar_ended"] = state["bar_seconds"]
-    } else if (n - state["bar_step"] > m / 2 && state["bar_ended"] > 0 && seconds >= 0.8 * state["bar_ended"])
+    } else if (n - state["bar_step"] > m / 2 && state["bar_ended"] + 0 > 0 && seconds >= 0.8 * state["bar_ended"])
         return 0 # a slower rank, which has not begun the epoch
     state["bar_steps"] = m
     state["bar_file"] = file
     state["bar_step"] = n
     state["bar_seconds"] = seconds
     state["bar_pace"] = v["step_seconds"]
+    delete v["undescribed"]
     if (state["epoch." bars] != "") {
         v["epoch"] = state["epoch." bars]
         if (state["epochs." bars] != "") v["epochs"] = state["epochs." bars]
@@ -287,11 +293,12 @@ function follow_bar(n, m,    seconds, part, parts, i) {
 }
 
 # Succeed if a bar of M steps, drawn SECONDS after its start, is the one of the training, and the bar before was not: only this
-# one has a loss, or it takes longer.
+# one has a loss, or it takes longer and began after the other: it is not a bar of the epochs around it.
 function replaces_bar(m, seconds) {
     if (("loss" in v) && state["trainer"] != bars) return 1
     if (m == state["bar_steps"] || (!("loss" in v) && state["trainer"] == bars)) return 0
-    return state["bar_step"] >= 0.9 * state["bar_steps"] && seconds < state["bar_seconds"] && \
+    return state["bar_step"] + 0 >= 0.9 * state["bar_steps"] && \
+        (seconds < state["bar_seconds"] + 0 || m == state["bar_after"]) && \
         m * v["step_seconds"] > state["bar_steps"] * state["bar_pace"]
 }
 
