@@ -40,7 +40,7 @@ def show_status(args: argparse.Namespace, console: Console) -> int:
         for line in budget_lines(args):
             console.say(line)
         if found[-1].progress is None and (name := found[-1].run.unread):
-            console.say(f"{newest}: the trainer {name} has found no step in the log; try without `trainer`")
+            console.say(f"{newest}: the trainer {name} has found no step in the log; try it without naming a trainer")
         if found[-1].active:
             console.say(f"to see the output: runner logs -f {newest}")
         elif found[-1].state not in ("COMPLETED", "CANCELLED", "PREPARING"):

@@ -1,4 +1,4 @@
-"""A program that nobody knows has progress if it draws bars, or prints lines with an epoch, its step and a loss.
+"""A program without a known trainer has progress if it draws bars, or prints lines with an epoch, its step and a loss.
 
 The lines are made from the format strings of the programs that are named beside them.
 """

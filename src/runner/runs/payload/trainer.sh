@@ -40,7 +40,7 @@ note_unread() {
     if compgen -G "$folder/attempts/*/trainer" || compgen -G "$folder/attempts/*/unread"; then return; fi >/dev/null
     grep -q '^find ' "$folder/trainers" || return 0 # it only describes checkpoints
     printf '%s\n' "$name" 2>/dev/null >"$RUNNER_ATTEMPT/unread"
-    say "the trainer $name has found no step in the log: there is no progress to show. Without a trainer, runner reads other lines too."
+    say "the trainer $name has found no step in the log, so no progress is shown. If you name no trainer, runner reads other lines too."
 }
 
 # EPOCHREALTIME: bash 5. Its decimal point depends on the locale.
