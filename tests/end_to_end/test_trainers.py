@@ -41,6 +41,11 @@ def test_the_job_file_and_the_command_line_name_the_trainer(local: Runner) -> No
     assert not (folder / "metrics.jsonl").exists()
     again = local.finished("round", *HOST, "--trainer", "generic")[0]
     assert not (again / "metrics.jsonl").exists()  # the generic one does not know rounds
+    finds_nothing = "the trainer generic has found no step in the log"
+    assert (again / "job.log").read_text().count(finds_nothing) == 1
+    assert finds_nothing in local("status", again.name).stderr
+    assert finds_nothing in local("why", again.name, code=None).stdout
+    assert finds_nothing not in local("status", folder.name).stderr
 
 
 def test_a_wrong_trainer_is_refused_before_anything_is_written(local: Runner, tmp_path: Path) -> None:
@@ -82,3 +87,16 @@ def test_a_batch_script_with_two_output_files(cluster: Runner) -> None:
     functions = f'. "$0"/payload/checkpoints.sh; cd "$0"; program_folder={cluster.project}; newest_complete known'
     found_step = subprocess.run(("bash", "-uc", functions, folder), capture_output=True, text=True, check=True)
     assert found_step.stdout == "4"
+
+
+def test_a_batch_script_whose_trainer_finds_nothing(cluster: Runner) -> None:
+    """runner's message is not in the script's output."""
+    write(
+        cluster.project, {"loop.sbatch": "#!/bin/bash\n#SBATCH --output=loop.out\necho 'iter 1: loss 2.5, time 12ms'\n"}
+    )
+    words = ("--trainer", "nanogpt", "--wait", "loop.sbatch")
+    folder = cluster.runs / cluster("launch", *words, extra_environ=QUICK).stdout.strip()
+    assert (folder / "job.log").read_text() == "iter 1: loss 2.5, time 12ms\n"
+    text = "the trainer nanogpt has found no step in the log"
+    assert (folder / "attempts/1/runner.log").read_text().count(text) == 1
+    assert text in cluster("status", folder.name).stderr

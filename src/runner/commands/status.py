@@ -39,6 +39,8 @@ def show_status(args: argparse.Namespace, console: Console) -> int:
         newest = found[-1].run.name
         for line in budget_lines(args):
             console.say(line)
+        if found[-1].progress is None and (name := found[-1].run.unread):
+            console.say(f"{newest}: the trainer {name} has found no step in the log; try it without naming a trainer")
         if found[-1].active:
             console.say(f"to see the output: runner logs -f {newest}")
         elif found[-1].state not in ("COMPLETED", "CANCELLED", "PREPARING"):

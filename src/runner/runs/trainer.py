@@ -21,6 +21,8 @@ from runner.runs.hub import argument_values
 FILE = "trainers"
 """the file of the run folder"""
 GENERIC = "generic"
+BARS = "bars"
+"""what is read if no other trainer is found"""
 NONE = "none"
 """the value of `trainer` for a job whose log must not be read"""
 _LIMIT_BYTES = 1 << 18
@@ -43,7 +45,10 @@ def render(chosen: str | None, project: Project, words: Sequence[str] = (), plac
     if chosen is not None and chosen not in found:
         fix = "describe your own trainer in jobs/trainers/NAME.toml"
         raise unknown("trainer", chosen, [*found, NONE], fix, place)
-    names = [chosen] if chosen else sorted(found, key=lambda name: (name == GENERIC, found[name].parent == _SHIPPED))
+    last = (GENERIC, BARS)
+    names = sorted(found, key=lambda name: (name in last and last.index(name) + 1, found[name].parent == _SHIPPED))
+    if chosen:
+        names = [*last] if chosen == GENERIC else [chosen]
     lines = [f"chosen {chosen}"] if chosen else []
     values = _values(words)
     documents = {name: _read(found[name]) for name in names}
@@ -154,7 +159,9 @@ def _lines(document: Document, values: Mapping[str, str]) -> Iterator[str]:
                 "match = 'step [0-9]+'",
             )
         yield f"line {pattern(table['match'], *place, 'match')}"
-        for key in (key for key in table if key != "match"):
+        if "unless" in table:
+            yield f"unless {pattern(table['unless'], *place, 'unless')}"
+        for key in (key for key in table if key not in ("match", "unless")):
             if not re.fullmatch("[a-z][a-z0-9_]*", key) or key in _WRITTEN:
                 why = "the key becomes a name in metrics.jsonl: lowercase letters, digits and _, but not " + ", ".join(
                     _WRITTEN

@@ -152,20 +152,24 @@ EXPECTED: dict[str, tuple[str, int, Values, Values]] = {
 
 
 def read(
-    log: bytes, awk: tuple[str, ...], patterns: str, folder: Path, written: float = 2.0
+    log: bytes, awk: tuple[str, ...], patterns: str, folder: Path, written: float = 2.0, state: bytes | None = None
 ) -> tuple[str, list[Values]]:
-    """The trainer whose lines were found, and the entries."""
+    """The trainer whose lines were found, and the entries.
+
+    `state`: of the call before; FOLDER/state gets the new one.
+    """
     (folder / "trainer.awk").write_text(payload.files()["payload/trainer.awk"])
     (folder / "trainers").write_text(patterns)
     text = log.translate(bytes.maketrans(b"\r\0\1", b"\n\n "))
     done = subprocess.run(
-        (*awk, "-v", "now=2", "-v", "before=1", "-v", "attempt=1", "-v", "world=4", "-v", "last=1", "-f",
-         folder / "trainer.awk", folder / "trainers", "-"),
-        input=b"\1f 0 %.3f job.log\n" % written + text + b"\1e\n", capture_output=True, check=True,
+        (*awk, "-v", "now=2", "-v", "before=1", "-v", "attempt=1", "-v", "world=4",
+         "-v", f"last={int(state is None)}", "-f", folder / "trainer.awk", folder / "trainers", "-"),
+        input=(state or b"") + b"\1f 0 %.3f job.log\n" % written + text + b"\1e\n", capture_output=True, check=True,
         env={"PATH": os.environ["PATH"], "LC_ALL": "C"},
     )  # fmt: skip
     assert done.stderr == b""
     lines = done.stdout.decode().splitlines()
+    (folder / "state").write_text("".join(f"\1{line}\n" for line in lines if line.startswith("s ")))
     names = [line.removeprefix("trainer ") for line in lines if line.startswith("trainer ")]
     return (names or [""])[-1], [json.loads(line) for line in lines if line.startswith("{")]
 
@@ -220,7 +224,7 @@ def test_a_loss_has_its_step_whichever_of_stdout_and_stderr_torchrun_reads_first
 
 def test_every_trainer_has_a_log() -> None:
     shipped = {path.stem for path in Path(trainer.__file__).with_name("trainers").glob("*.toml")}
-    assert shipped - {name for name, *_ in EXPECTED.values()} == {"generic"}
+    assert shipped - {name for name, *_ in EXPECTED.values()} == {"generic", "bars"}
 
 
 def test_no_step_in_the_logs_of_other_programs(tmp_path: Path) -> None:

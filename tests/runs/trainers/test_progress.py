@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from runner.project import Project
 from runner.runs import metrics, trainer
 from runner.runs.job import Restart
@@ -228,3 +230,47 @@ def test_nothing_of_a_trainer_is_ever_executed(tmp_path: Path) -> None:
     assert start(run) == 3
     assert (run / "attempts/2/trainer").read_text() == "mine\n" and steps(run)[0] == (1, 1)
     assert not list(tmp_path.rglob("pwned*"))
+
+
+NANOGPT = "iter 1: loss 2.5, time 12ms"  # an older version, without mfu
+
+
+@pytest.mark.parametrize(
+    ("chosen", "text", "expected"),
+    [
+        ("nanogpt", f"echo '{NANOGPT}'", 1),
+        ("nanogpt", f"echo '{NANOGPT}'; [ $n = 2 ] || exit 75", 1),
+        ("nanogpt", f"echo '{NANOGPT}'; exit 3", 0),  # it may not have reached its first step
+        ("nanogpt", f"echo '{NANOGPT}, mfu 1.0%'", 0),
+        (None, "echo nothing", 0),
+        (trainer.NONE, "echo nothing", 0),
+    ],
+)
+def test_a_trainer_that_finds_nothing_is_mentioned_once(
+    tmp_path: Path, chosen: str | None, text: str, expected: int
+) -> None:
+    run = trainer_run(tmp_path, "n=${RUNNER_ATTEMPT##*/}; " + text, chosen, restart=Restart(time_limit=5))
+    start(run)
+    assert (run / "job.log").read_text().count("the trainer nanogpt has found no step in the log") == expected
+    assert len(list(run.glob("attempts/*/unread"))) == expected
+
+
+def test_a_trainer_that_finds_nothing_is_mentioned_while_the_program_runs(tmp_path: Path) -> None:
+    text = f"""echo '{NANOGPT}'; until [ -e "$RUNNER_ATTEMPT/unread" ]; do sleep 0.1; done"""
+    run = trainer_run(tmp_path, text, "nanogpt")
+    with (run / "job.log").open("ab") as log:
+        environ = {**QUICK, "RUNNER_UNREAD_SECONDS": "1"}
+        run_locally(run, extra_environ=environ, capture_output=False, stdout=log, stderr=subprocess.STDOUT)
+    assert (run / "job.log").read_text().count("has found no step") == 1
+
+
+@pytest.mark.parametrize("chosen", [None, "generic", "bars"])
+def test_a_bar_without_a_loss_is_progress(tmp_path: Path, chosen: str | None) -> None:
+    bar = r"\rTraining:  50%%|###   | %s/3 [00:01<00:01,  1.00s/it]"
+    text = f"for n in 1 2 3; do printf '{bar}' $n >&2; sleep 0.6; done"
+    run = trainer_run(tmp_path, text, chosen)
+    assert start(run) == 0
+    assert {entry["total_steps"] for entry in entries(run)} == {3} and steps(run)[-1] == (1, 3)
+    found = metrics.read_progress(run / "metrics.jsonl")
+    assert found is not None and (found.steps_text, found.loss) == ("3/3", None)
+    assert (run / "attempts/1/trainer").read_text() == "bars\n"

@@ -30,7 +30,7 @@ def test_a_trainer_of_the_user(project: Project) -> None:
     write(project, "[[lines]]\nmatch = 'mine'\nstep = 'x'\n", "nanogpt")
     text = trainer.render(None, project)
     names = [line.removeprefix("trainer ") for line in text.splitlines() if line.startswith("trainer ")]
-    assert set(names[:2]) == {"mine", "nanogpt"} and names[-1] == "generic" and len(names) == len(set(names))
+    assert set(names[:2]) == {"mine", "nanogpt"} and names[-2:] == ["generic", "bars"] and len(names) == len(set(names))
     assert trainer.render("mine", project).splitlines() == [
         "chosen mine", "trainer mine", "line round [0-9]+", "find step round ", "find loss cost "]  # fmt: skip
 

@@ -313,6 +313,7 @@ wait_for() {
     kill -KILL "$clock" "$watcher" 2>/dev/null
     wait "$clock" "$watcher" 2>/dev/null # afterwards they write nothing, and bash prints no "Killed" line
     end_reader "$reader" "$wake"
+    [ "$code" != 0 ] || note_unread # a program that failed may not have reached its first step
     exec {wake}>&- {quiet}>&-
     if [ -s "$RUNNER_ATTEMPT/first_failure" ]; then
         read -r code _ <"$RUNNER_ATTEMPT/first_failure"

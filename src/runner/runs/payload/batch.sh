@@ -301,6 +301,7 @@ code=$?
 note_end "$code"
 kill -KILL "${watchers[@]}" "${canaries[@]}" 2>/dev/null
 end_reader "$reader" "$wake"
+[ "$code" != 0 ] || note_unread
 jobs=$(cat "$RUNNER_ATTEMPT/jobs" 2>/dev/null)
 rm -f "$RUNNER_ATTEMPT/jobs"
 [ "$code" = 0 ] || [[ " ${arrived[*]} " != *" TERM "* ]] || ending=yes # Slurm ends the job, but the script ended before

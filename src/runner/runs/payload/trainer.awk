@@ -6,18 +6,25 @@
 #              was written at TIME. The text of a log ends with \001e, without a line feed before it if the last line is not complete yet.
 #   stdout     lines for metrics.jsonl, which begin with {; then `bytes N NAME`: how much of a log was read; `saved STEP PATH`:
 #              the trainer reported a checkpoint; `trainer NAME`: the trainer whose lines were found; `s KEY VALUE`: the state
+BEGIN {
+    WHOLE_LOSS = "(^|[^A-Za-z_/])[Ll]oss[]\"':=|( ]+"
+    OTHER_LOSS = "(^|[^A-Za-z])([Vv]al|VAL|[Vv]alid|[Vv]alidation|[Ee]val|[Ee]valuation|[Tt]est|[Dd]ev)[_ /.-]*[A-Za-z_]*[Ll]oss" \
+        "[]\"':=|( ]*([-+]?[0-9.]+([eE][-+]?[0-9]+)?|[a-z]+)"
+}
 NR == FNR {
     key = $1
     value = substr($0, length(key) + 2)
     if (key == "trainer") {
         trainer[++trainers] = value
-        strength[trainers] = (value == "generic") ? 1 : 2
+        strength[trainers] = (value == "generic" || value == "bars") ? 1 : 2
+        if (value == "bars") bars = trainers
     } else if (key == "without_loss") strength[trainers] = 0
     else if (key == "line") {
         line[++lines] = value
         if (!first_line[trainers]) first_line[trainers] = lines
         last_line[trainers] = lines
-    } else if (key == "find") {
+    } else if (key == "unless") unless[lines] = value
+    else if (key == "find") {
         names[lines, ++fields[lines]] = $2
         patterns[lines, fields[lines]] = substr(value, length($2) + 2)
     } else if (key == "detect") detect[trainers] = value
@@ -59,15 +66,22 @@ function choose(word,    t) {
 }
 
 # read_line TEXT: find the values of one line.
-function read_line(text,    t, i, k, found, value, key, known) {
+function read_line(text,    t, i, k, found, value, key, known, seen, training, whole) {
     # tqdm clears its bar before a text and draws it again after the text; `ESC [A` ends the clearing of another bar
     if (text ~ /^ +(\033\[A)?$/) state["cleared"] = (text ~ / $/) ? 1 : ""
     gsub(/\033\[[0-9;?]*[A-Za-z]/, "", text)          # colours
     sub(/^ *[0-9]+: /, "", text)                      # srun --label
     sub(/^\([A-Za-z_.]+ pid=[0-9]+[^)]*\) /, "", text) # Ray
+    sub(/^\[(rank *)?[0-9,]+\](<std(out|err)>)?: ?/, "", text) # a rank of torch, mpirun --tag-output
+    sub(/^.*\010/, "", text)                          # Keras on a terminal goes back to draw its bar again
     known = state["trainer"]
     if (!any || any_of != known) any = any_line(any_of = known)
     if (text !~ any) return # most lines: one pattern is faster than many, which gawk compiles anew for each line
+    # of a bar that was drawn thousands of times since the last call, a part is enough
+    if ((!known || known == bars) && text ~ /[0-9]%\||\[=*>/ && ++drawings > 500 && drawings % 20) return
+    training = text
+    gsub(OTHER_LOSS, " ", training)
+    bar_text = text
     for (t = 1; t <= trainers; t++) {
         if (known && t != known && strength[t] <= strength[known]) continue
         if (detect[t] != "" && known != t) {
@@ -75,14 +89,18 @@ function read_line(text,    t, i, k, found, value, key, known) {
             known = state["trainer"] = t
         }
         found = 0
+        seen = (strength[t] < 2) ? training : text
         for (key in v) delete v[key]
         for (i = first_line[t]; i && i <= last_line[t]; i++) {
-            if (text !~ line[i]) continue
+            if (seen !~ line[i] || ((i in unless) && seen ~ unless[i])) continue
             found = 1
             for (k = 1; k <= fields[i]; k++) {
-                if (names[i, k] == "saved") value = word_after(text, patterns[i, k])
-                else value = number_after(text, patterns[i, k])
-                if (value != "") v[names[i, k]] = value
+                key = names[i, k]
+                if (key == "saved") value = word_after(text, patterns[i, k])
+                else value = number_after(seen, patterns[i, k])
+                if (key == "loss" && strength[t] < 2 && (whole = number_after(seen, WHOLE_LOSS)) != "") value = whole
+                if (key == "rate") key = rate_unit()
+                if (value != "" && key != "") v[key] = value
             }
         }
         if (found && take(t)) return
@@ -99,20 +117,34 @@ function any_line(known,    t, i, found) {
     return (found == "") ? "^$" : substr(found, 2)
 }
 
-# The number that follows the first match of PATTERN that a number follows; empty if there is none.
-function number_after(text, pattern,    rest, number) {
+# The number that follows the first match of PATTERN that a number follows; empty if there is none. Sets `after` to the rest.
+function number_after(text, pattern,    rest, number, empty) {
     rest = text
     while (rest != "" && match(rest, pattern)) {
-        rest = substr(rest, RSTART + (RLENGTH > 0 ? RLENGTH : 1))
+        empty = RLENGTH == 0
+        rest = substr(rest, RSTART + RLENGTH)
         if (match(rest, /^[-+]?[0-9][0-9]?[0-9]?(,[0-9][0-9][0-9])+(\.[0-9]+)?/)) {
             number = substr(rest, 1, RLENGTH)
+            after = substr(rest, RLENGTH + 1)
             gsub(/,/, "", number)
             return number
         }
-        if (match(rest, /^[-+]?([0-9]+(\.[0-9]+)?|\.[0-9]+)([eE][-+]?[0-9]+)?/)) return substr(rest, 1, RLENGTH)
+        if (match(rest, /^[-+]?([0-9]+(\.[0-9]+)?|\.[0-9]+)([eE][-+]?[0-9]+)?/)) {
+            after = substr(rest, RLENGTH + 1)
+            return substr(rest, 1, RLENGTH)
+        }
         if (match(rest, /^[-+]?([Nn][Aa][Nn]|[Ii][Nn][Ff])/)) return tolower(substr(rest, 1, RLENGTH))
+        if (empty) rest = substr(rest, 2)
     }
     return ""
+}
+
+# The key of the number that a rate begins with, such as 1.5 of `1.5s/it`; empty if its unit is no step.
+function rate_unit() {
+    if (after ~ /^( *\([ 0-9.]+\)|s, | +data)/) return "step_seconds" # the time of a step and the mean; `data` is a part of it
+    if (after ~ /^ ?s\/(it|iter|step|batch|ba)/) return "step_seconds"
+    if (after ~ /^ ?ms\/(it|iter|step|batch|ba)/) return "step_milliseconds"
+    return (after ~ /^ ?(it|iters?|steps?|batch|batches|ba)\/s/) ? "steps_per_second" : ""
 }
 
 # The word that follows the first match of PATTERN: a path.
@@ -140,8 +172,22 @@ function take(t,    key, step, drawn) {
     }
     if (("tokens" in v) && !("tokens_per_second" in v) && v["step_seconds"] > 0)
         v["tokens_per_second"] = sprintf("%.1f", v["tokens"] / v["step_seconds"])
+    if ("heading" in v) {
+        v["step"] = state["heading"] = v["heading"]
+        delete v["heading"]
+    } else if (("loss" in v) && !("step" in v) && t == bars && state["heading"] != "") {
+        v["step"] = state["heading"]
+        state["heading"] = ""
+    }
+    if ("epoch_heading" in v) { # a line of its own before the lines of an epoch
+        state["epoch." t] = v["epoch_heading"]
+        state["epochs." t] = v["epochs"]
+        find_first_epoch(v["epoch_heading"] + 0)
+    }
+    if (t == bars && !("step" in v)) return 0
     if (("epoch_steps" in v) && ("step" in v)) {
-        v["step"] += (v["epoch"] - first_epoch[t]) * v["epoch_steps"]
+        if (t != bars) v["step"] += (v["epoch"] - first_epoch[t]) * v["epoch_steps"]
+        else if (!count_epochs(v["step"] + 0, v["epoch_steps"] + 0)) return 0
         if ("epochs" in v) v["total"] = v["epochs"] * v["epoch_steps"]
         delete v["epoch_steps"]
         delete v["epochs"]
@@ -184,6 +230,78 @@ function take(t,    key, step, drawn) {
     return take_step(t)
 }
 
+# find_first_epoch EPOCH: programs count epochs from 0 or 1.
+function find_first_epoch(epoch) {
+    if (state["first_epoch"] == "" || epoch == 0) state["first_epoch"] = (epoch > 0) + 0
+}
+
+# count_epochs N M: step N of the M steps of an epoch becomes a step of the training. Returns 0 if the line must not count.
+function count_epochs(n, m) {
+    if (m < 1 || n > m) return 0
+    if ("epoch_from_0" in v) {
+        v["epoch"] = v["epoch_from_0"]
+        state["first_epoch"] = 0
+        delete v["epoch_from_0"]
+    } else if ("epoch" in v) find_first_epoch(v["epoch"] + 0)
+    else return follow_bar(n, m)
+    # the steps of some programs go on over the epochs; a resumed one of them is known by its large first step
+    if (state["last_epoch"] != "") {
+        if (v["epoch"] + 0 > state["last_epoch"] + 0) state["go_on"] = n > state["last_step"] + 0
+    } else if (v["epoch"] + 0 > state["first_epoch"] + 0 && n > m / 4 && bar_text ~ /([Ss]tep|[Ii]ter)[^(]/) state["go_on"] = 1
+    state["last_epoch"] = v["epoch"]
+    state["last_step"] = n
+    if (state["go_on"] + 0) {
+        v["total"] = m
+        delete v["epochs"]
+    } else v["step"] = n + (v["epoch"] - state["first_epoch"]) * m
+    return 1
+}
+
+# follow_bar N M: step N of M of a bar without an epoch becomes a step of the training. A bar that starts again is the next epoch.
+# Returns 0 if it is the bar of something else.
+function follow_bar(n, m,    seconds, part, parts, i) {
+    if (match(bar_text, /\[[0-9:]+</)) {
+        parts = split(substr(bar_text, RSTART + 1, RLENGTH - 2), part, /:/)
+        for (i = 1; i <= parts; i++) seconds = seconds * 60 + part[i]
+    }
+    seconds += 0
+    if (state["bar_steps"] != m || state["bar_file"] != file) {
+        if (n == 0) state["bar_after"] = (state["bar_steps"] != "" && state["bar_step"] + 0 >= 0.9 * state["bar_steps"]) ? m : ""
+        # without a description and a loss: if a step takes 0.02 s or more, and the bar 10 s, which is not certain at its start
+        if (("undescribed" in v) && !("loss" in v) && (v["step_seconds"] + 0 < 0.02 || m * v["step_seconds"] < 10 || seconds < 5)) return 0
+        if (state["bar_steps"] != "" && !replaces_bar(m, seconds)) return 0
+        if (state["trainer"] == "" || state["trainer"] == bars) state["step"] = state["shown"] = ""
+        state["before"] = state["bar_ended"] = ""
+    } else if (state["bar_step"] - n >= m / 2) {
+        state["before"] += m
+        state["bar_ended"] = state["bar_seconds"]
+    } else if (n - state["bar_step"] > m / 2 && state["bar_ended"] + 0 > 0 && seconds >= 0.8 * state["bar_ended"])
+        return 0 # a slower rank, which has not begun the epoch
+    state["bar_steps"] = m
+    state["bar_file"] = file
+    state["bar_step"] = n
+    state["bar_seconds"] = seconds
+    state["bar_pace"] = v["step_seconds"]
+    delete v["undescribed"]
+    if (state["epoch." bars] != "") {
+        v["epoch"] = state["epoch." bars]
+        if (state["epochs." bars] != "") v["epochs"] = state["epochs." bars]
+        v["step"] = n + (v["epoch"] - state["first_epoch"]) * m
+    } else if (state["before"]) v["step"] = n + state["before"]
+    else v["total"] = m
+    return 1
+}
+
+# Succeed if a bar of M steps, drawn SECONDS after its start, is the one of the training, and the bar before was not: only this
+# one has a loss, or it takes longer and began after the other: it is not a bar of the epochs around it.
+function replaces_bar(m, seconds) {
+    if (("loss" in v) && state["trainer"] != bars) return 1
+    if (m == state["bar_steps"] || (!("loss" in v) && state["trainer"] == bars)) return 0
+    return state["bar_step"] + 0 >= 0.9 * state["bar_steps"] && \
+        (seconds < state["bar_seconds"] + 0 || m == state["bar_after"]) && \
+        m * v["step_seconds"] > state["bar_steps"] * state["bar_pace"]
+}
+
 # Succeed if the last step of trainer T was in job.err and this line is in job.log, or the other way round.
 function other_stream(t) {
     return state["at_file." t] != file && file !~ /\/attempts\// && state["at_file." t] !~ /\/attempts\//
@@ -195,6 +313,10 @@ function take_step(t,    step, key) {
     state["at." t] = step
     state["at_file." t] = file
     if (!("loss" in v) && strength[t]) return state["trainer"] == t
+    if (state["trainer"] == bars && t != bars) { # what the bar counted may be something else
+        state["step"] = ""
+        count = 0
+    }
     if (count && newest == step && newest_of == t && newest_file == file) {
         # more about the same step; a progress bar first shows the loss of the step before
         for (key in newest_values) if (!(key in v)) v[key] = newest_values[key]
@@ -241,7 +363,13 @@ function json(number) {
 # clock of the file server differs, they are spread until now.
 function finish(    t, i, key) {
     t = state["trainer"]
-    if (t) {
+    if (!t && bars && state["at." bars] != "" && state["at." bars] + 0 > state["shown"] + 0) {
+        for (key in v) delete v[key]
+        if (state["told"] != bars) print "trainer " trainer[bars]
+        state["told"] = bars
+        v["step_seconds"] = state["pace." bars]
+        add(bars, 0 + state["at." bars]) # a bar without a loss, until a trainer is found
+    } else if (t) {
         for (key in v) delete v[key]
         if (last && state["wait." t ".loss"] != "" && state["at." t] + 0 > state["step"] + 0) {
             v["loss"] = state["wait." t ".loss"]

@@ -8,7 +8,7 @@
 # wakes it; it reads once more and ends if PID has ended.
 follow_log() {
     local pid=$1 wake=$2 metrics=$RUNNER_RUN/metrics.jsonl pause=${RUNNER_WATCH_SECONDS:-5} log size now before
-    local last=0 state='' found='' steps=0 grew=0 silence=0
+    local last=0 state='' found='' steps=0 grew=0 silence=0 begun=$SECONDS
     local -A read_bytes=()
     shift 2
     for log; do read_bytes[${log%=*}]=${log##*=}; done
@@ -26,9 +26,21 @@ follow_log() {
         now=$(seconds_now)
         read_logs
         [ "$last" = 0 ] || add_metrics
+        ((SECONDS - begun < ${RUNNER_UNREAD_SECONDS:-600})) || note_unread
         size=$(bytes_of "$metrics")
         before=$now
     done
+}
+
+# Tell the user, once for the run, that the trainer that the job names has found no step in the log.
+note_unread() {
+    local key='' name='' folder=$RUNNER_RUN
+    { read -r key name <"$folder/trainers"; } 2>/dev/null
+    if [ "$key" != chosen ] || [ -s "$folder/metrics.jsonl" ]; then return; fi
+    if compgen -G "$folder/attempts/*/trainer" || compgen -G "$folder/attempts/*/unread"; then return; fi >/dev/null
+    grep -q '^find ' "$folder/trainers" || return 0 # it only describes checkpoints
+    printf '%s\n' "$name" 2>/dev/null >"$RUNNER_ATTEMPT/unread"
+    say "the trainer $name has found no step in the log, so no progress is shown. If you name no trainer, runner reads other lines too."
 }
 
 # EPOCHREALTIME: bash 5. Its decimal point depends on the locale.

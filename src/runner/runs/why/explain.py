@@ -53,6 +53,9 @@ def explain_run(run: Run) -> Answer:
     verdict = judge(readings)
     speed = pace(run.folder / "metrics.jsonl", running=now.state == "RUNNING")
     answer = _noted(replace(answer, slow=verdict.slow), readings, speed)
+    if run.unread and now.progress is None:
+        note = f"the trainer {run.unread} has found no step in the log; try it without naming a trainer"
+        answer = replace(answer, notes=(*answer.notes, note))
     restarts = tuple(f"attempt {rung.attempt}: {rung.reason}" for rung in now.rungs[-3:])
     answer = replace(answer, notes=(*answer.notes, *restarts))
     if now.state == "COMPLETED":
