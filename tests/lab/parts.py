@@ -100,7 +100,8 @@ PARTS = (
     Part("GPU", ("nvidia-smi",), present=_gpu),
 )
 BY_NAME = {part.name: part for part in PARTS}
-BY_PROGRAM = {program: part.name for part in PARTS for program in part.programs}
+# a program named sarusctl is the lab's stand-in, unless the machine has Sarus Suite
+BY_PROGRAM = {program: part.name for part in PARTS for program in part.programs if program != "sarusctl"}
 BY_MARKER = {
     "gpu": "GPU",
     "pyxis": "pyxis",

@@ -108,10 +108,12 @@ def prepared(
         return
     report.detail(f"site {site.name} ({why})")
     environment = find_environment(request.where, project, environ, site, report)
-    image = find_image(environment, site, environ)
+    request = replace(request, engine=request.engine or choose(site)[0])
+    engine = request.engine or ""
+    image = find_image(environment, site, environ, engine, strict=not dry_run)
     if image.missing and make_image is not None and not dry_run:
         make_image(environment, image, site)
-        image = find_image(environment, site, environ)
+        image = find_image(environment, site, environ, engine)
     if image.missing and not dry_run:
         raise missing_image(image, environment, environ)
     say = report.detail if request.files else report.say  # with `files`, `prefetch` has already printed it

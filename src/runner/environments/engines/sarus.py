@@ -5,12 +5,15 @@ Source: sarus-suite/raster@20f75bd src/lib.rs, src/common.rs and schema; sarus-s
 Suite user guide (docs of CSCS, 2026-08-20).
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from runner.environments.engines.ce import COMMENT, FILE
 from runner.environments.engines.shared import MOUNT_OPTIONS, MountSyntax, map_texts, refuse, slashed, texts
 from runner.environments.environment import Attachment, Environment, emit_edf
+from runner.errors import RunnerError
 from runner.expansion import names, parts, sarus_text
+from runner.images.sarus_store import name_in, read_record, reference_of
 from runner.site import Site
 
 _FORBIDDEN = ("$(", "`", ";", '"')  # it expands text with a restricted bash
@@ -23,7 +26,10 @@ def check(environment: Environment) -> None:
     """Raise RunnerError for anything that its EDF cannot express."""
     if environment.is_squashfs or environment.image.endswith((".sqsh", ".squashfs")):
         why = "Sarus Suite runs images from its own store, not squashfs files"
-        fix = "push the image to a registry and set `image` to REGISTRY/IMAGE:TAG, or use the engine ce"
+        fix = (
+            "set `image` to REGISTRY/IMAGE:TAG, or to ${RUNNER_IMAGES}/NAME.sqsh, which `runner import` puts into the "
+            "store under that name"
+        )
         raise refuse(environment, "image", "sarus", why, fix)
     slashed(environment, "sarus")
     if names(environment.image):
@@ -46,6 +52,21 @@ def check(environment: Environment) -> None:
             if word in text and field != "image":
                 why = f"Sarus Suite does not accept {word} in a value: {text!r}"
                 raise refuse(environment, field, "sarus", why, "set this value in the job's `setup` instead")
+
+
+def in_store(environment: Environment, site: Site, environ: Mapping[str, str]) -> tuple[Environment, tuple[str, ...]]:
+    """(environment whose image `${RUNNER_IMAGES}/NAME.sqsh` is the reference in the store, notes)."""
+    try:
+        images = site.images(environ)
+    except RunnerError:  # the folder is known only on the site
+        images = None
+    reference = reference_of(environment.image, images)
+    if not reference:
+        return environment, ()
+    lost = images is None or read_record(images, reference) is None
+    name = name_in(environment.image, images)
+    notes = (f"{name} is not in the store yet: runner build {name} --import",) if lost else ()
+    return replace(environment, image=reference), notes
 
 
 def attach(environment: Environment, site: Site) -> Attachment:
