@@ -192,6 +192,13 @@ def remove(reference: str) -> None:
         )
 
 
+def validate(path: Path) -> tuple[bool, str]:
+    """Whether `sarusctl validate` accepts an EDF file, and what it prints. The path must be absolute."""
+    done = process.run(("sarusctl", "validate", str(path)), check=False)
+    words = "; ".join(line.strip() for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip())
+    return done.exit_code == 0, words or f"it printed nothing, exit code {done.exit_code}"
+
+
 # ---- the files of the store
 
 
