@@ -21,10 +21,11 @@ from runner.images.sarus_store import Stored
 from runner.machine import probe
 from runner.machine.report import Quiet
 from runner.project import Project
-from runner.runs import lock
+from runner.runs import lock, shell
 from runner.runs.image import LaunchImage
 from runner.runs.launch import EDF, Request, RunPlan, prepare
 from runner.runs.run import SUBMITTED, Run, save
+from runner.runs.shell import ShellRequest
 from tests.lab.sarus import Sarus
 from tests.schemas import check
 
@@ -38,7 +39,7 @@ def sarus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sarus:
     site = Sarus(tmp_path / "sarus")
     site.write_site(tmp_path)
     (tmp_path / "scratch").mkdir()
-    for name in ("sbatch", "squeue", "scancel", "scontrol", "sinfo"):
+    for name in ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo"):
         (site.folder / "bin" / name).write_text("#!/bin/sh\n")
         (site.folder / "bin" / name).chmod(0o755)
     variables = {**site.environ, "HOME": str(tmp_path), "SCRATCH": str(tmp_path / "scratch"), "USER": "somebody"}
@@ -161,11 +162,38 @@ def test_build_brings_what_is_missing(project: Project, sarus: Sarus) -> None:
     assert asked[0].brought_by == ("runner", "build", "ngc-deepspeed", "--import")
 
 
+# ---- runner shell
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_shell_is_a_step_with_the_flag_of_skybox(project: Project, sarus: Sarus, terminal: bool) -> None:
+    sarus.add("quay.io/a/b:1")
+    request = ShellRequest("registry", ("true",), site="sarus-lab", terminal=terminal)
+    with shell.prepared(request, project, os.environ, Quiet()) as call:
+        (edf,) = (word.partition("=")[2] for word in call.argv if word.startswith("--edf="))
+        assert tomllib.loads(Path(edf).read_text())["image"] == "quay.io/a/b:1"
+        assert (call.argv[0], "--pty" in call.argv) == ("srun", terminal)
+
+
+def test_a_shell_on_the_login_node_is_opened_by_sarusctl(project: Project, sarus: Sarus) -> None:
+    sarus.add("quay.io/a/b:1")
+    done = runner(project, "shell", "registry", "--here", "--", "sh", "-c", "a b")
+    assert done.stdout.startswith("ran quay.io/a/b:1: env RUNNER_RUN=")
+    assert done.stdout.endswith(" PYTHONNOUSERSITE=1 sh -c a b\n")
+    call = runner(project, "shell", "registry", "--here", "--dry-run", "--", "true").stdout
+    assert "sarusctl run " in call and "/environment.toml -- env " in call
+
+
+def test_the_engines_that_need_an_allocation_open_none_here(project: Project, sarus: Sarus) -> None:
+    done = runner(project, "shell", "registry", "--here", "--engine", "ce", code=2)
+    assert "the engine ce is an option of srun" in done.stderr
+
+
 # ---- runner images, runner gc
 
 
 def runner(project: Project, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    argv = (sys.executable, "-m", "runner", *words, "--site", "sarus-lab")
+    argv = (sys.executable, "-m", "runner", *words)  # RUNNER_SITE selects the site
     done = subprocess.run(argv, cwd=project.root, capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr
     return done
