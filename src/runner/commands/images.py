@@ -180,7 +180,7 @@ def collect_runs(args: argparse.Namespace, console: Console) -> int:
     if not args.older or args.files or args.ended:
         raise RunnerError(
             "cannot tell which runs to remove",
-            "--runs and --code require --older, and cannot be combined with FILE or --ended",
+            "--runs and --code require --older, and cannot be combined with IMAGE or --ended",
             "runner gc --runs --older 30d --dry-run", exit_code=2,
         )  # fmt: skip
     folder = runs_folder(args.site)
