@@ -117,6 +117,8 @@ PLUGINS = ("gcc, spank.h", "unsquashfs")
 BY_FIXTURE: Mapping[str, tuple[str, ...]] = {
     "slurm": SLURM,
     "plain_slurm": SLURM,
+    "skybox": SLURM,
+    "sarus_slurm": SLURM,
     "registry": ("docker-registry",),
     "podman": ("podman",),
     "docker_socket": ("podman",),

@@ -128,6 +128,9 @@ def migrate(name: str) -> int:
         finally:
             podman("rm", container)
         subprocess.run(("tar", "-xf", f"{folder}/tar", "-C", str(tree)), check=True)
+        # where the lab's container looks for the image's variables; podman has them in its database
+        (tree / "etc").mkdir(exist_ok=True)
+        (tree / "etc/environment").write_text("\n".join(source["Config"].get("Env") or ()) + "\n")
         add(name, source["Id"], "2 weeks ago", None, str(tree))
     return 0
 

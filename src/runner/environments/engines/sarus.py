@@ -93,12 +93,15 @@ def attach(environment: Environment, site: Site) -> Attachment:
     """The emitted EDF (mount flags separated by commas, registry and image by a slash), the flag that names it, and
     words that set in the container what srun would otherwise expand with the host's variables.
 
-    Skybox sets an empty variable instead of unsetting it. Source: sarus-suite/skybox@e8bd547 src/container.rs.
+    An empty value there keeps out the image's variable, but not the host's.
+    Source: sarus-suite/skybox@e8bd547 src/container.rs.
     """
     check(environment)
     env, workdir = environment.env, environment.workdir
     referred = {name for text in (*env.values(), workdir or "") for name in names(text)}
     inside = {name: text for name, text in env.items() if not text or has_variables(text) or name in referred}
+    if inside and "PATH" in env:  # the words that set them must be found with the image's PATH
+        inside["PATH"] = env["PATH"]
     entered = workdir if workdir and has_variables(workdir) else None
     rest = {name: text for name, text in env.items() if name not in inside}
     own = replace(environment, env=rest, workdir=None if entered else workdir)

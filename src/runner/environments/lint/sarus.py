@@ -54,10 +54,10 @@ def entrypoint(subject: Subject) -> Iterator[Finding]:
 
 
 def variables(subject: Subject) -> Iterator[Finding]:
-    """Entries of [env] that srun expands with the host's variables, or sets to an empty text."""
+    """Entries of [env] that srun expands with the host's variables, or does not unset."""
     for name, value in subject.own.env.items():
         if not value:
-            reason = f"plain `srun --edf` sets {name} to an empty text; `runner launch` unsets it"
+            reason = f"plain `srun --edf` keeps the host's value of {name}; `runner launch` unsets it"
         elif has_variables(value):
             reason = f"plain `srun --edf` expands {name} with the host's variables; `runner launch`, in the container"
         else:
