@@ -6,6 +6,8 @@ podman and Slurm are real; `sarusctl` and the flag `--edf` are stand-ins that fo
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from tests.lab.parts import PLUGINS, SLURM
 from tests.lab.podman import Podman
 from tests.lab.sarus import Sarus
 from tests.lab.slurm import SlurmLab
+from tests.schemas import check
 
 EDF = 'image = "${{RUNNER_IMAGES}}/{name}.sqsh"\nentrypoint = false\n[env]\nOWN = "of the EDF, ${{GREETING}}"\n'
 
@@ -79,6 +82,21 @@ def test_launch_builds_what_is_missing(line: tuple[Bench, Sarus]) -> None:
     (call,) = sarus.calls()
     edf = tomllib.loads((sarus.folder / "runs" / run / "environment.toml").read_text())
     assert call == f"migrate {edf['image']}"
+
+
+def test_where_podmans_storage_dies_with_the_job_one_job_builds_and_migrates(line: tuple[Bench, Sarus]) -> None:
+    bench, sarus = line
+    storage = Path(f"/tmp/rsarus-{os.getpid()}")  # podman takes 50 characters
+    more = f'container_storage = {{ value = "{storage}", source = "lab" }}\n'
+    sarus.write_site(Path(bench.environ["HOME"]), more=more)
+    bench.write("job", TINY + "LABEL job=1\n")
+    try:
+        built = runner(bench, "build", "job", "--import", "--json").stdout
+        reference = check("build", built)["reference"]
+        assert sarus.calls() == [f"migrate {reference}"] and not any(storage.iterdir())
+        assert f"{reference} " in runner(bench, "images").stdout
+    finally:
+        shutil.rmtree(storage, ignore_errors=True)
 
 
 def test_a_shell_is_a_step_in_the_container(line: tuple[Bench, Sarus]) -> None:

@@ -50,12 +50,12 @@ class Sarus:
         path = f"{self.folder}/bin:{os.environ['PATH']}"
         return {"LAB_SARUS": str(self.folder), "PATH": path, "RUNNER_SITE": "sarus-lab"}
 
-    def write_site(self, home: Path, scheduler: str = "slurm") -> None:
-        """Write the site file into the home folder of a user."""
+    def write_site(self, home: Path, scheduler: str = "slurm", more: str = "") -> None:
+        """Write the site file, with `more` values, into the home folder of a user."""
         sites = home / ".config/runner/sites"
         sites.mkdir(parents=True, exist_ok=True)
         text = SITE.format(folder=self.folder, scheduler=scheduler, architecture=probe.architecture())
-        (sites / "sarus-lab.toml").write_text(text)
+        (sites / "sarus-lab.toml").write_text(text + more)
 
     def add(self, name: str, source_id: str = "1" * 64, data: bytes | None = WHOLE) -> None:
         """Put an image into the store as if it had been migrated; with `data` None only half of it."""

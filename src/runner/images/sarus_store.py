@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from runner.errors import RunnerError
-from runner.expansion import expand
 from runner.images.reference import file_name, parse_reference
 from runner.images.squashfs_file import is_whole
 from runner.machine import files, folders, process
@@ -84,10 +84,10 @@ class Stored:
         return {**asdict(self), "created": datetime.fromtimestamp(self.created).astimezone().isoformat("T", "seconds")}
 
 
-def sarusctl(*words: str, env: Mapping[str, str] | None = None) -> str:
+def sarusctl(*words: str) -> str:
     """What `sarusctl WORDS` prints on stdout. Raises RunnerError if it is missing or fails."""
     need_sarusctl()
-    done = process.run(("sarusctl", *words), env=env, check=False)
+    done = process.run(("sarusctl", *words), check=False)
     if done.exit_code != 0:
         raise _failed(done)
     return done.stdout
@@ -208,9 +208,9 @@ def store_folder(environ: Mapping[str, str]) -> Path | None:
     try:
         for path in sorted(CONFIGURATION.glob("*.conf")):
             text = str(tomllib.loads(path.read_text("utf-8")).get("parallax_imagestore") or text)
-        return Path(expand(text, environ, "parallax_imagestore")) if text else None
-    except (OSError, ValueError, RunnerError):
+    except (OSError, ValueError):
         return None
+    return Path(Template(text).safe_substitute(environ)) if text else None  # `$NAME` and `${NAME}`, as raster expands
 
 
 def squash_file(store: Path | None, row: Row) -> Path | None:

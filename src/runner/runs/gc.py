@@ -126,10 +126,8 @@ def uses_of(found: Sequence[tuple[Squashfs | Stored, tuple[str, ...]]], runs: Se
     """The runs that use each image. Asks the scheduler once, about the runs that use any of the images."""
     by_image: dict[str, list[Run]] = {_key(image): [] for image, _ in found}
     for run in runs:
-        if (
-            run.image
-            and (key := str(Path(run.image).resolve()) if run.image.startswith("/") else run.image) in by_image
-        ):
+        key = str(Path(run.image).resolve()) if run.image.startswith("/") else run.image
+        if key in by_image:
             by_image[key].append(run)
     asked = ask([run for some in by_image.values() for run in some])
     active = {status.run.name for status in asked if status.may_be_active}
