@@ -21,7 +21,7 @@ from runner.images.sarus_store import Stored
 from runner.machine import probe
 from runner.machine.report import Quiet
 from runner.project import Project
-from runner.runs import lock, shell
+from runner.runs import lock, rerun, shell
 from runner.runs.image import LaunchImage
 from runner.runs.launch import EDF, Request, RunPlan, prepare
 from runner.runs.run import SUBMITTED, Run, save
@@ -160,6 +160,21 @@ def test_build_brings_what_is_missing(project: Project, sarus: Sarus) -> None:
     request = Request(env="ngc-ds-alps", site="sarus-lab", words=("true",))
     assert prepare(request, project, os.environ, Quiet(), make).image.reference == REFERENCE
     assert asked[0].brought_by == ("runner", "build", "ngc-deepspeed", "--import")
+
+
+def test_a_rerun_needs_its_image_in_the_store(project: Project, sarus: Sarus, tmp_path: Path) -> None:
+    table = lock._image(LaunchImage(REFERENCE, stored=record(sarus)))
+    again = rerun.Locked(tmp_path / "lock.toml", {"image": table, "recipe": {"name": "ngc-deepspeed"}})
+    report = Quiet()
+    rerun.need_image(again, project, os.environ, report, dry_run=False)
+    assert report.lines == []
+    table["store_id"] = "f" * 12
+    rerun.need_image(again, project, os.environ, report, dry_run=False)
+    assert "and the run used ffffffffffff" in report.lines[0]
+    sarus_store.remove(REFERENCE)
+    with pytest.raises(RunnerError, match="is not in Sarus Suite's store") as error:
+        rerun.need_image(again, project, os.environ, report, dry_run=False)
+    assert error.value.fix == "runner build ngc-deepspeed --import"
 
 
 # ---- runner shell
