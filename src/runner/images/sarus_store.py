@@ -182,7 +182,7 @@ def _full(reference: str) -> str:
 
 
 def remove(reference: str) -> None:
-    """Remove an image from the store. Raises RunnerError if it stays there, which `sarusctl rmi` does not report."""
+    """Remove an image from the store. Raises RunnerError if it is still there afterwards."""
     sarusctl("rmi", reference)
     if find(reference, list_images()):
         raise RunnerError(

@@ -102,7 +102,7 @@ def _free_of_halves(change: _Change, request: ImportRequest, report: Report) -> 
 
 
 def _carry_out(change: _Change, before: Row | None, request: ImportRequest, report: Report) -> Image:
-    """Run sarusctl. If that fails, and the store did not have the image before, no part of it stays there."""
+    """Run sarusctl. If that fails, and the store did not have the image before, nothing of it remains there."""
     with _undone(change, before):
         report.say(f"sarusctl {change.verb} {change.reference}")
         sarus_store.follow((change.verb, change.reference), report, change.env)
