@@ -148,7 +148,15 @@ def test_site_list_marks_the_one_that_is_used(tmp_path):
     ]
     data = json.loads(runner(tmp_path, "site", "list", "--json").stdout)
     assert {site["name"] for site in data} == {
-        *("alps", "alps-clariden", "alps-daint", "alps-bristen", "alps-extended-images", "aws-parallelcluster"),
+        *(
+            "alps",
+            "alps-clariden",
+            "alps-daint",
+            "alps-bristen",
+            "alps-extended-images",
+            "alps-sarus",
+            "aws-parallelcluster",
+        ),
         *("gcp-a3-high", "gcp-a3-mega", "gcp-a3-ultra", "gcp-g2", "twcc", "generic-pyxis", "generic-slurm", "local"),
     }
     assert [site["name"] for site in data if site["used"]] == ["local"]

@@ -8,6 +8,7 @@ from typing import Any
 
 NGC = "nvcr.io#nvidia/pytorch"
 ALPS = "jfrog.example.org#alps-images/ngc-pytorch:26.02-py3-alps6"
+STORED = 'image = "quay.io/x/y:1"\nentrypoint = false\n'
 OFI = "[annotations]\ncom.hooks.aws_ofi_nccl.enabled = "
 
 
@@ -108,7 +109,7 @@ VARIABLES = [
     ),
     Case("variable-without-braces", 'workdir = "/w/$HERE"\n', 'workdir = "/w/${HERE}"\n'),
     warning("variable-without-braces", '[env]\nA = "$HERE"\n', '[env]\nA = "${HERE}"\n', line=3),
-    Case("variable-in-image", 'image = "quay.io/x/y:${HERE}"\n', 'image = "quay.io/x/y:1"\n', engine="sarus", line=1),
+    Case("variable-in-image", 'image = "quay.io/x/y:${HERE}"\nentrypoint = false\n', STORED, engine="sarus", line=1),
     warning("env-refers-to-env", '[env]\nA = "x"\nB = "${A:-}"\n', '[env]\nA = "x"\nB = "x"\n', line=4),
     Case("placeholder", 'workdir = "/users/{{username}}"\n', 'workdir = "/users/${HERE}"\n'),
     Case("placeholder", 'workdir = "/i/{arch}/x"\n', 'workdir = "/i/arm64/x"\n'),
@@ -184,7 +185,7 @@ IMAGE = [
         engine="pyxis",
         line=1,
     ),
-    Case("hash-after-registry", 'image = "quay.io#x/y:1"\n', 'image = "quay.io/x/y:1"\n', engine="sarus", line=1),
+    Case("hash-after-registry", 'image = "quay.io#x/y:1"\nentrypoint = false\n', STORED, engine="sarus", line=1),
     Case("hash-after-registry", 'image = "quay.io#x/y:1"\n', 'image = "quay.io/x/y:1"\n', engine="podman", line=1),
     warning("credentials-missing", 'image = "gitlab.example.org#x/y:1"\n', 'image = "quay.io#x/y:1"\n', line=1),
     warning(
@@ -206,6 +207,35 @@ IMAGE = [
     ),
 ]
 
+SARUS = [
+    Case(
+        "image-missing",
+        'image = "${RUNNER_IMAGES}/none.sqsh"\nentrypoint = false\n',
+        'image = "${RUNNER_IMAGES}/stored.sqsh"\nentrypoint = false\n',
+        engine="sarus",
+        line=1,
+    ),
+    Case("image-path", 'image = "/elsewhere/a.sqsh"\nentrypoint = false\n', STORED, engine="sarus", line=1),
+    note(
+        "hook-not-default",
+        f'{STORED}{OFI}"true"\n',
+        f'{STORED}{OFI}"true"\ncom.hooks.cxi.enabled = "true"\n',
+        engine="sarus",
+        line=1,
+    ),
+    note(
+        "hook-without-effect",
+        f'{STORED}[annotations]\ncom.hooks.netstack.source = "host"\n',
+        STORED,
+        engine="sarus",
+        line=4,
+    ),
+    Case("hook-missing", f'{STORED}[annotations]\ncom.hooks.ssh.enabled = "true"\n', STORED, engine="sarus", line=4),
+    note("entrypoint-default", 'image = "quay.io/x/y:1"\n', STORED, engine="sarus", line=1),
+    note("env-on-host", f'{STORED}[env]\nA = "${{HERE}}"\n', f'{STORED}[env]\nA = "x"\n', engine="sarus", line=4),
+    note("env-on-host", f'{STORED}[env]\nA = ""\n', STORED, engine="sarus", line=4),
+]
+
 MOUNTS = [
     Case("mount-syntax", 'mounts = ["/tmp:"]\n', 'mounts = ["/tmp:/a"]\n'),
     Case("mount-syntax", 'mounts = ["~/x:/a"]\n', 'mounts = ["${HERE}/there:/a"]\n'),
@@ -214,35 +244,39 @@ MOUNTS = [
     note("mount-without-target", 'mounts = ["/srv"]\n', 'mounts = ["/srv:/srv"]\n'),
     warning(
         "unknown-key",
-        'image = "quay.io/x/y:1"\nhostname = "me"\n',
-        'image = "quay.io/x/y:1"\n',
-        engine="sarus",
-    ),
-    warning(
-        "annotation-not-text",
-        'image = "quay.io/x/y:1"\n[annotations]\ncom.x = true\n',
-        'image = "quay.io/x/y:1"\n[annotations]\ncom.x = "true"\n',
+        STORED + 'hostname = "me"\n',
+        STORED,
         engine="sarus",
         line=3,
     ),
     warning(
-        "mount-syntax",
-        'image = "quay.io/x/y:1"\nmounts = ["./ccc:./ddd"]\n',
-        'image = "quay.io/x/y:1"\nmounts = ["/tmp:/ddd"]\n',
+        "annotation-not-text",
+        STORED + "[annotations]\ncom.x = true\n",
+        STORED + '[annotations]\ncom.x = "true"\n',
         engine="sarus",
+        line=4,
+    ),
+    warning(
+        "mount-syntax",
+        STORED + 'mounts = ["./ccc:./ddd"]\n',
+        STORED + 'mounts = ["/tmp:/ddd"]\n',
+        engine="sarus",
+        line=3,
     ),
     Case(
         "mount-without-target",
-        'image = "quay.io/x/y:1"\nmounts = ["/srv"]\n',
-        'image = "quay.io/x/y:1"\nmounts = ["/srv:/srv"]\n',
+        STORED + 'mounts = ["/srv"]\n',
+        STORED + 'mounts = ["/srv:/srv"]\n',
         engine="sarus",
+        line=3,
     ),
     Case("mount-flag-separator", 'mounts = ["/tmp:/a:ro,private"]\n', 'mounts = ["/tmp:/a:ro+private"]\n'),
     Case(
         "mount-flag-separator",
-        'image = "quay.io/x/y:1"\nmounts = ["/tmp:/a:ro+private"]\n',
-        'image = "quay.io/x/y:1"\nmounts = ["/tmp:/a:ro,private"]\n',
+        STORED + 'mounts = ["/tmp:/a:ro+private"]\n',
+        STORED + 'mounts = ["/tmp:/a:ro,private"]\n',
         engine="sarus",
+        line=3,
     ),
     Case("mount-flag-unknown", 'mounts = ["/tmp:/a:readonly"]\n', 'mounts = ["/tmp:/a:ro"]\n'),
     Case("mount-flag-unknown", 'mounts = ["${HERE}/a.sqsh:/a:sqsh"]\n', 'mounts = ["/tmp:/a"]\n', engine="pyxis"),
@@ -257,9 +291,10 @@ MOUNTS = [
     ),
     Case(
         "mount-separator",
-        'image = "quay.io/x/y:1"\nmounts = ["${HERE:-/tmp}:/a"]\n',
-        'image = "quay.io/x/y:1"\nmounts = ["${HERE}:/a"]\n',
+        STORED + 'mounts = ["${HERE:-/tmp}:/a"]\n',
+        STORED + 'mounts = ["${HERE}:/a"]\n',
         engine="sarus",
+        line=3,
     ),
     Case("mount-source-missing", 'mounts = ["/nowhere:/a"]\n', 'mounts = ["${HERE}/there:/a"]\n', engine="sandbox"),
     warning(
@@ -483,4 +518,4 @@ HOOKS = [
     Case("engine-refuses", '[annotations]\na.b = "c"\n', "", engine="sandbox", line=3),
 ]
 
-CASES = [*FILE, *VARIABLES, *IMAGE, *MOUNTS, *ENV, *HOOKS]
+CASES = [*FILE, *VARIABLES, *IMAGE, *SARUS, *MOUNTS, *ENV, *HOOKS]

@@ -122,6 +122,41 @@ def test_sarus_wants_commas_slashes_and_its_own_flag(tmp_path):
     assert 'devices = ["nvidia.com/gpu=all"]' in emitted and "--edf" in emitted
 
 
+OFI = 'com.hooks.aws_ofi_nccl.enabled = "true"\n'
+
+
+@pytest.mark.parametrize(
+    ("annotations", "cxi"),
+    [
+        (OFI, '"true"'),
+        (OFI + 'com.hooks.cxi.enabled = "false"\n', '"false"'),
+        ('com.hooks.dcgm.enabled = "true"\n', ""),
+    ],
+)
+def test_sarus_gets_the_slingshot_hook_where_the_environment_uses_slingshot(tmp_path, annotations, cxi):
+    environment = environment_of(tmp_path, f'image = "a/b"\n[annotations]\n{annotations}')
+    lines = attach(environment, SITE, "sarus").files["environment.toml"].splitlines()
+    assert [line for line in lines if ".cxi." in line] == ([f"com.hooks.cxi.enabled = {cxi}"] if cxi else [])
+
+
+def test_sarus_reports_annotations_that_have_no_effect(tmp_path):
+    text = 'image = "a/b"\n[annotations.com.hooks]\naws_ofi_nccl.variant = "cuda12"\nnetstack.source = "host"\n'
+    assert attach(environment_of(tmp_path, text), SITE, "sarus").notes == (
+        "com.hooks.aws_ofi_nccl.variant has no effect: Sarus Suite's plugin fits every CUDA",
+        "com.hooks.netstack.source has no effect: Sarus Suite uses a fixed network stack artifact",
+    )
+
+
+def test_sarus_sets_inside_what_srun_would_expand_with_the_hosts_variables(tmp_path):
+    text = 'image = "a/b"\nworkdir = "${HERE}"\n[env]\nA = "1"\nB = "${A}"\nC = "plain"\nGONE = ""\n'
+    attachment = attach(environment_of(tmp_path, text), SITE, "sarus")
+    written = attachment.files["environment.toml"]
+    assert 'C = "plain"' in written and "workdir" not in written and "${" not in written
+    words = [expand(word, {}, "a word") for word in attachment.prefix]
+    assert words[3:] == ["sh", "env", "-u", "GONE", "A=1"]
+    assert words[2].startswith('cd -- "${HERE?is not defined, and workdir needs it}"')
+
+
 def test_enroot_and_apptainer_are_words_in_front_of_the_command(tmp_path):
     text = 'image = "/a.sqsh"\nworkdir = "/w"\nmounts = ["/a:/b:ro"]\n[env]\nA = "1"\n'
     enroot = attach(environment_of(tmp_path, text), SITE, "enroot")
@@ -145,6 +180,7 @@ def test_the_host_engine_sets_variables_and_says_that_there_is_no_container(tmp_
     assert attachment.notes == ("running without a container: the image '/a.sqsh' is not used",)
 
 
+SSH = "com.hooks.ssh.enabled"
 IMAGE = 'image = "/a.sqsh"\n'
 ANNOTATED = IMAGE + '[annotations]\ncom.hooks.cxi.enabled = "true"\n'
 REFUSED = [
@@ -156,6 +192,7 @@ REFUSED = [
     ("sarus", IMAGE, "image", "squashfs files"),
     ("sarus", 'image = "a/b"\nmounts = ["/a:/b:sqsh"]\n', "mounts.0", "squashfs files"),
     ("sarus", 'image = "a/b"\n[env]\nA = "$(id)"\n', "env.A", "$("),
+    ("sarus", f'image = "a/b"\n[annotations]\n{SSH} = "true"\n', f"annotations.{SSH}", "SSH"),
     ("sarus", 'image = "a/b"\nworkdir = "/a;b"\n', "workdir", ";"),
     ("pyxis", IMAGE + 'mounts = ["/a,b:/c"]\n', "mounts.0", "a comma"),
     ("pyxis", IMAGE + 'mounts = ["/a:/b c"]\n', "mounts.0", "a space"),

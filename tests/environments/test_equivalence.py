@@ -32,6 +32,7 @@ from tests.environments.inside import environment_of, run_inside
 from tests.environments.promise import Promise, differences, places, promised
 from tests.lab.parts import BY_MARKER, PLUGINS, SLURM
 from tests.lab.plugins import real_pyxis
+from tests.lab.sarus import Sarus
 from tests.lab.slurm import SlurmLab
 
 
@@ -57,10 +58,18 @@ EMITTED = (
     *("names that mean something elsewhere", "a working directory whose variable [env] changes", "the entrypoint"),
     *("read-only, with mounts and a working directory", "all at once"),
 )
+# plain srun expands [env] with the host's variables, and unsets none
+EMITTED_SARUS = (
+    "any text",
+    "names that mean something elsewhere",
+    "the entrypoint",
+    "read-only, with mounts and a working directory",
+)
 ON_THE_HOST = (
     *("EDF over image over host", "an empty value unsets what image, host or site have", "any text"),
     *("names that mean something elsewhere", "a working directory", "the entrypoint", "mounts"),
 )
+BY_HAND = ("host", "env emit --as sarus")  # only the cases above are promised
 FUSE = ("squashfuse", "/dev/fuse")
 WAYS = {
     "host": Way("host", ("gcc, spank.h",), only=ON_THE_HOST),
@@ -74,7 +83,8 @@ WAYS = {
     "pyxis, NVIDIA's": Way("pyxis", (*SLURM, "pyxis", "enroot")),
     "enroot": Way("enroot", ("enroot", *FUSE)),
     "apptainer": Way("apptainer", ("apptainer",)),
-    "sarus": Way("sarus", ("sarus",)),
+    "sarus, the lab's stand-in": Way("sarus", (*SLURM, *PLUGINS)),
+    "env emit --as sarus": Way("sarus", (*SLURM, *PLUGINS), only=EMITTED_SARUS, emitted=True),
     "env emit --as ce": Way("ce", (*SLURM, *PLUGINS), only=EMITTED, emitted=True),
     "env emit --as pyxis": Way("pyxis", (*SLURM, *PLUGINS), only=EMITTED, emitted=True),
     "env emit --as enroot": Way("enroot", ("enroot", *FUSE), only=EMITTED, emitted=True),
@@ -100,6 +110,21 @@ def pyxis_slurm():
 
 
 @pytest.fixture(scope="module")
+def sarus_slurm():
+    """A private Slurm with the stand-in of Skybox."""
+    with SlurmLab(nodes=1, plugins=("sarus",)) as lab:
+        yield lab
+
+
+@pytest.fixture(scope="module")
+def sarus_site(look_sqsh, tmp_path_factory):
+    """A store with the image."""
+    site = Sarus(tmp_path_factory.mktemp("sarus") / "site")
+    site.add("localhost/look:1", data=look_sqsh.read_bytes())
+    return site
+
+
+@pytest.fixture(scope="module")
 def kept() -> dict[tuple[str, str], Any]:
     """What is dear to make, by what it is and for which way: pytest makes a fixture anew for each pair."""
     return {}
@@ -115,6 +140,9 @@ def way(request, kept) -> Way:
 
 def opened(found: Way, request: pytest.FixtureRequest) -> Way:
     """The way with what it runs on: a cluster, an image in a storage."""
+    if found.engine == "sarus":
+        site, slurm = request.getfixturevalue("sarus_site"), request.getfixturevalue("sarus_slurm")
+        return replace(found, slurm=slurm, environ=site.environ, image="localhost/look:1")
     if found.engine in {"ce", "pyxis"} and "pyxis" not in found.needs:
         return replace(found, slurm=request.getfixturevalue("slurm"))
     if "pyxis" in found.needs:
@@ -148,7 +176,7 @@ def environment_for(case: Case, way: Way, squashfs: Path, here: Path) -> Environ
 def weaker(promise: Promise, environment: Environment, engine: str) -> Promise:
     """The promise without what docs/environment.md excepts: the host's libraries may enter through pyxis and the
     Container Engine, and the latter's login shell takes the image's PATH away."""
-    login = {} if "PATH" in environment.env or engine == "pyxis" else {"PATH": look.PROFILE_PATH}
+    login = {} if "PATH" in environment.env or engine in {"pyxis", "sarus"} else {"PATH": look.PROFILE_PATH}
     own = {name for name, value in environment.env.items() if not value}
     return replace(
         promise,
@@ -163,7 +191,8 @@ def run_emitted(
     """The command, run by what `env emit` writes."""
     written = here / "emitted"
     written.write_text(emitted(environment, load_site("local"), way.engine, host)[0])
-    argv = ("srun", f"--environment={written}") if way.engine == "ce" else ("bash", str(written))
+    flags = {"ce": "--environment", "sarus": "--edf"}
+    argv = ("srun", f"{flags[way.engine]}={written}") if way.engine in flags else ("bash", str(written))
     if os.geteuid() and way.engine == "podman" and not way.image:
         argv = ("podman", "unshare", *argv)  # as the file's own comment says
     environ = {**(way.slurm.environ if way.slurm else {}), **host}
@@ -180,7 +209,7 @@ def differences_of(environment: Environment, way: Way, here: Path) -> list[str]:
     if way.engine == "host":  # there is no image: all is the caller's
         program, image = str(look.compile_to(here / "look")), look.Image(env=host, workdir=str(here))
     promise = promised(environment, image, host, NAMES, here, ARGUMENTS, STDIN, way.engine)
-    if way.engine in {"ce", "pyxis"}:
+    if way.engine in {"ce", "pyxis", "sarus"}:
         promise = weaker(promise, environment, way.engine)
     (here / "run").mkdir()
     command = look.words(places(promise), ARGUMENTS, program)
@@ -303,7 +332,7 @@ def any_environment(way: Way, squashfs: Path, folder: Path, data: st.DataObject)
 
 
 @pytest.mark.parametrize(
-    "way", [pytest.param(name, marks=marks(name), id=name) for name in WAYS if name != "host"], indirect=True
+    "way", [pytest.param(name, marks=marks(name), id=name) for name in WAYS if name not in BY_HAND], indirect=True
 )
 def test_any_environment_is_as_promised_or_refused(way, look_sqsh, tmp_path):
     any_environment(way, look_sqsh, tmp_path)

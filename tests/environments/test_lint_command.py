@@ -12,6 +12,8 @@ import pytest
 from runner.commands.env_check import _is_here
 from runner.environments.lint.codes import CODES
 from runner.site_files import load_site
+from tests import schemas
+from tests.lab.sarus import Sarus
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,6 +48,63 @@ def test_one_call_checks_names_paths_and_scripts_with_the_environments_in_them(p
     ]
     assert "this machine is not part of site alps-clariden" in done.stderr
     assert "4 environments and scripts on alps-clariden with ce: 2 errors, 1 warning" in done.stderr
+
+
+@pytest.fixture
+def both(tmp_path):
+    """A project with an environment for both engines, one for each, and one for none."""
+    (tmp_path / "edf").mkdir()
+    (tmp_path / "runner.toml").touch()
+    head = 'image = "quay.io/x/y:1"\nentrypoint = false\n'
+    texts = {
+        "both": head,
+        "today": 'image = "/elsewhere/a.sqsh"\nentrypoint = false\n',
+        "next": f'{head}devices = ["nvidia.com/gpu=all"]\n',
+        "none": f"{head}mounts = [3]\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / f"edf/{name}.toml").write_text(text)
+    return tmp_path
+
+
+def test_both_says_with_which_engine_an_environment_works_and_why_not_with_the_other(both):
+    done = check(both, "both", "today", "next", "none", "--as", "both")
+    lines = done.stdout.splitlines()
+    assert done.returncode == 1
+    assert lines[0] == "both works with ce and with sarus"
+    path = "'/elsewhere/a.sqsh' is a path, but Sarus Suite runs images from its own store [image-path]"
+    assert lines[1] == f"today works with ce, not with sarus, because {path}"
+    assert lines[2].startswith(
+        "next works with sarus, not with ce, because the engine 'ce' cannot use the value of devices"
+    )
+    assert lines[3].startswith("none does not work with ce, because") and "and not with sarus, because" in lines[3]
+    assert "  only with sarus" in lines
+    found = schemas.check("env check", check(both, "today", "--as", "both", "--json").stdout)
+    assert (found["engine"], [(row["ce"], row["sarus"]) for row in found["works"]]) == ("both", [(True, False)])
+
+
+def test_the_shipped_environment_for_alps_works_with_both(both):
+    done = check(both, "ngc-ds-alps", "--as", "both")
+    assert done.stdout.startswith("ngc-ds-alps works with ce and with sarus\n") and done.returncode == 0
+    assert "cxi" in done.stdout and "com.hooks.aws_ofi_nccl.variant has no effect" in done.stdout
+
+
+def test_both_changes_no_file(both):
+    done = check(both, "both", "--as", "both", "--fix")
+    assert done.returncode == 2 and "a change for one engine may be wrong for the other" in done.stderr
+
+
+def test_the_answer_of_sarusctl_is_shown_apart(both, monkeypatch):
+    sarus = Sarus(both / "sarus")
+    for name, value in sarus.environ.items():
+        monkeypatch.setenv(name, value)
+    done = check(both, "both", "--engine", "sarus")
+    path = both / "edf/both.toml"
+    assert done.stdout == f"sarusctl validate: {path} is a valid EDF file\n"  # as the user guide prints it
+    assert done.returncode == 0 and sarus.calls() == [f"validate {path}"]
+    found = schemas.check("env check", check(both, "none", "--engine", "sarus", "--json").stdout)
+    assert found["sarusctl"][0]["valid"] is True and found["errors"] == 1  # its schema is not ours
+    assert "sarusctl" not in check(both, "both", "--engine", "ce").stdout
 
 
 @pytest.mark.parametrize(("cluster", "here"), [("another", False), ("clariden", True)])

@@ -9,6 +9,7 @@ from runner.environments.lint.check import Linter
 from runner.environments.lint.codes import CODES, SEVERITIES
 from runner.environments.lint.finding import Setting
 from runner.environments.lint.problems import PROBLEMS
+from runner.images.sarus_store import Stored, write_record
 from runner.images.squashfs_file import Squashfs, as_json, sidecar
 from runner.project import Project
 from runner.site_files import load_site
@@ -37,6 +38,7 @@ def place(tmp_path_factory):
         sidecar(path).write_text(as_json(made))
     hosts = ("nvcr.io", "authn.nvidia.com", "registry-1.docker.io", "quay.io", "jfrog.example.org")
     (folder / "home/.config/enroot/.credentials").write_text("".join(map(LOGIN.format, hosts)))
+    write_record(folder, Stored("stored", "localhost/runner/stored:1", "stored", "1" * 12, "", created=1.0))
     (folder / "home/.config/containers").mkdir()
     (folder / "home/.config/containers/auth.json").write_text('{"auths": {"quay.io": {"auth": "bWU6eA=="}}}')
     (folder / "half/.credentials").write_text(LOGIN.format("nvcr.io"))

@@ -100,7 +100,8 @@ PARTS = (
     Part("GPU", ("nvidia-smi",), present=_gpu),
 )
 BY_NAME = {part.name: part for part in PARTS}
-BY_PROGRAM = {program: part.name for part in PARTS for program in part.programs}
+# a program named sarusctl is the lab's stand-in, unless the machine has Sarus Suite
+BY_PROGRAM = {program: part.name for part in PARTS for program in part.programs if program != "sarusctl"}
 BY_MARKER = {
     "gpu": "GPU",
     "pyxis": "pyxis",
@@ -116,6 +117,8 @@ PLUGINS = ("gcc, spank.h", "unsquashfs")
 BY_FIXTURE: Mapping[str, tuple[str, ...]] = {
     "slurm": SLURM,
     "plain_slurm": SLURM,
+    "skybox": SLURM,
+    "sarus_slurm": SLURM,
     "registry": ("docker-registry",),
     "podman": ("podman",),
     "docker_socket": ("podman",),

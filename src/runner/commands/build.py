@@ -70,9 +70,11 @@ def _build_in_a_job(name: str, site: Site, args: argparse.Namespace, console: Co
     check_account(site, args.sbatch, os.environ)
     folder = folders.take_numbered(folders.cache_folder(os.environ) / "build-jobs", name)
     path = run(replace(job, folder=folder), site, args.sbatch, console)
-    squashfs = find_squashfs(path)
-    if args.json and squashfs is not None:
-        console.answer_json(squashfs.record())
+    from runner.images import sarus_store
+
+    made = find_squashfs(path) or sarus_store.read_record(site.images(os.environ), str(path))
+    if args.json and made is not None:
+        console.answer_json(made.record())
     else:
         console.answer(str(path))
     return 0
@@ -97,6 +99,9 @@ def image_maker(project: Project, environ: Mapping[str, str], report: Report) ->
     from runner.images.importer.plan import ImportOptions, ImportRequest
 
     def make(environment: Environment, image: LaunchImage, site: Site) -> None:
+        if image.brought_by:
+            _put_into_store(image.brought_by, site, project, environ, report)
+            return
         assert image.stable is not None
         folder = site.images(environ)
         if image.stable.parent != folder:
@@ -115,3 +120,20 @@ def image_maker(project: Project, environ: Mapping[str, str], report: Report) ->
         import_image(ImportRequest(name, folder, project, environ, options), report)
 
     return make
+
+
+def _put_into_store(
+    command: tuple[str, ...], site: Site, project: Project, environ: Mapping[str, str], report: Report
+) -> None:
+    """Do what the command does that puts a missing image into Sarus Suite's store."""
+    from runner.images.importer.plan import ImportOptions, ImportRequest
+    from runner.images.importer.sarus import store_image
+
+    _, verb, name, *_ = command
+    report.say(f"same as: {' '.join(command)}")
+    if verb == "build":
+        platform = f"linux/{site.architecture}" if site.architecture else None
+        image = build(load_recipe(name, project), BuildOptions("podman", platform=platform), environ, report)
+        name = f"podman://{image.reference}"
+    options = ImportOptions(architecture=site.architecture)
+    store_image(ImportRequest(name, site.images(environ), project, environ, options), report)

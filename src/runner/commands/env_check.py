@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from runner.cluster_facts import output
@@ -17,7 +18,8 @@ from runner.environments.lint.check import Checked, Linter
 from runner.environments.lint.codes import CODES
 from runner.environments.lint.finding import Finding, Setting, as_data, as_sarif, by_file, fixed
 from runner.errors import RunnerError, unknown
-from runner.machine import files
+from runner.images import sarus_store
+from runner.machine import files, process
 from runner.project import find_project
 from runner.site import Site
 from runner.site_files import signs
@@ -29,9 +31,70 @@ def check_environments(args: argparse.Namespace, console: Console) -> int:
     """`runner env check`: the findings; exit code 1 when one of them is an error."""
     if args.list is not None:
         return _list(args.list, console)
+    if args.engine == "both":
+        return _check_for_both(args, console)
     setting, checked, findings = examine(args, console)
-    _print(args, console, setting, checked, findings)
+    answers = _answers(checked) if setting.engine == "sarus" else []
+    _print(args, console, _Result(setting, checked, findings, answers))
     return 1 if any(finding.severity == "error" for finding in findings) else 0
+
+
+BOTH = ("ce", "sarus")
+"""today's engine of CSCS, and the next one"""
+
+
+def _check_for_both(args: argparse.Namespace, console: Console) -> int:
+    """Check for both engines of CSCS, and say of each environment with which of them it works."""
+    if args.fix or args.sarif:
+        what = f"{'--fix' if args.fix else '--sarif'} cannot be used with `both`"
+        raise RunnerError(
+            what, "a change for one engine may be wrong for the other", "name one: --as sarus", exit_code=2
+        )
+    seen: dict[Finding, list[str]] = {}
+    errors: dict[Path, dict[str, list[Finding]]] = {}
+    for engine in BOTH:
+        one = argparse.Namespace(**{**vars(args), "engine": engine})
+        setting, checked, findings = examine(one, console)
+        for finding in findings:
+            seen.setdefault(finding, []).append(engine)
+        for each in checked:
+            wrong = [finding for finding in each.findings if finding.severity == "error"]
+            errors.setdefault(each.path, {})[engine] = wrong
+    names = {each.path: each.name for each in checked}
+    works = [
+        {
+            "name": names[path],
+            **{engine: not found for engine, found in by.items()},
+            "verdict": _verdict(names[path], by),
+        }
+        for path, by in errors.items()
+    ]
+    both = replace(setting, engine="both")
+    _print(args, console, _Result(both, checked, tuple(seen), _answers(checked), works, seen))
+    return 1 if any(finding.severity == "error" for finding in seen) else 0
+
+
+def _verdict(name: str, errors: Mapping[str, Sequence[Finding]]) -> str:
+    """With which engines an environment works, and why not with the others."""
+    good = [engine for engine, found in errors.items() if not found]
+    why = {
+        engine: "; ".join(dict.fromkeys(f"{finding.reason} [{finding.code}]" for finding in found))
+        for engine, found in errors.items()
+        if found
+    }
+    if not why:
+        return f"{name} works with {' and with '.join(good)}"
+    bad = ", and not with ".join(f"{engine}, because {text}" for engine, text in why.items())
+    return f"{name} works with {good[0]}, not with {bad}" if good else f"{name} does not work with {bad}"
+
+
+def _answers(checked: Sequence[Checked]) -> list[dict[str, object]]:
+    """What `sarusctl validate` says about each EDF file; empty where sarusctl is not on PATH."""
+    if process.which("sarusctl") is None:
+        return []
+    paths = [one.path.resolve() for one in checked if one.path.suffix == ".toml"]
+    answers = [(path, *sarus_store.validate(path)) for path in paths]
+    return [{"path": str(path), "valid": valid, "answer": text} for path, valid, text in answers]
 
 
 def examine(args: argparse.Namespace, console: Console) -> tuple[Setting, list[Checked], tuple[Finding, ...]]:
@@ -113,13 +176,23 @@ def _is_here(site: Site, environ: Mapping[str, str]) -> bool:
     return detected.name == site.name or detected.name.startswith("generic") or site.is_local
 
 
-def _print(
-    args: argparse.Namespace,
-    console: Console,
-    setting: Setting,
-    checked: Sequence[Checked],
-    findings: Sequence[Finding],
-) -> None:
+@dataclass(frozen=True)
+class _Result:
+    """What a call found."""
+
+    setting: Setting
+    checked: Sequence[Checked]
+    findings: Sequence[Finding]
+    answers: Sequence[Mapping[str, object]] = ()
+    """of `sarusctl validate`"""
+    works: Sequence[Mapping[str, object]] = ()
+    """with `both`: the engines with which each environment works"""
+    engines: Mapping[Finding, Sequence[str]] = field(default_factory=dict)
+    """with `both`: the engines of each finding"""
+
+
+def _print(args: argparse.Namespace, console: Console, result: _Result) -> None:
+    setting, checked, findings = result.setting, result.checked, result.findings
     counts = {kind: sum(finding.severity == kind for finding in findings) for kind in ("error", "warning", "note")}
     if args.json:
         console.answer_json(
@@ -131,14 +204,22 @@ def _print(
                     {"name": one.name, "path": str(one.path), "findings": len(one.findings)} for one in checked
                 ],
                 "findings": [as_data(finding) for finding in findings],
+                **({"sarusctl": result.answers} if result.answers else {}),
+                **({"works": result.works} if result.works else {}),
             }
         )
         return
     if args.sarif:
         console.answer_json(as_sarif(findings, Path.cwd()))
     else:
+        for row in result.works:
+            console.line(str(row["verdict"]))
         for finding in findings:
             console.line(str(finding))
+            if len(engines := result.engines.get(finding, ())) == 1:
+                console.line(f"  only with {engines[0]}")
+        for answer in result.answers:
+            console.line(f"sarusctl validate: {answer['answer']}")
     what = checked[0].name if len(checked) == 1 else f"{len(checked)} environments and scripts"
     said = ", ".join(f"{count} {kind}{'s' if count != 1 else ''}" for kind, count in counts.items() if count)
     console.say(f"{what} on {setting.site.name} with {setting.engine}: {said or 'no findings'}")

@@ -5,14 +5,18 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
 from runner.commands.console import Console
 from runner.commands.options import chosen_site, runs_folder
 from runner.commands.status import age
+from runner.environments.engines import choose
 from runner.errors import RunnerError
-from runner.images.squashfs_file import list_squashfs
+from runner.images import sarus_store
+from runner.images.sarus_store import Row, Stored
+from runner.images.squashfs_file import Squashfs, list_squashfs
 from runner.machine import folders
 from runner.project import find_project
 from runner.runs.gc import (
@@ -28,14 +32,18 @@ from runner.runs.gc import (
 )
 from runner.runs.history import parse_since
 from runner.runs.run import list_runs
+from runner.site import Site
 
 
 def list_images(args: argparse.Namespace, console: Console) -> int:
-    """`runner images`: the squashfs files of the site's image folder."""
-    folder, uses = image_uses(args, console)
+    """`runner images`: the squashfs files of the site's image folder, or the images in Sarus Suite's store."""
+    site = chosen_site(args, console)
+    folder, uses = image_uses(site, console)
+    if _uses_store(site):
+        return _list_store(uses, args, console)
     if args.json:
         console.answer_json(
-            [{**use.squashfs.record(), "links": use.links, "runs": [run.name for run in use.runs]} for use in uses]
+            [{**use.image.record(), "links": use.links, "runs": [run.name for run in use.runs]} for use in uses]
         )
         return 0
     console.say(f"folder: {folder}")
@@ -44,12 +52,12 @@ def list_images(args: argparse.Namespace, console: Console) -> int:
         return 0
     rows = [
         (
-            use.squashfs.path.name,
-            f"{use.squashfs.size_bytes / 1e6:,.0f} MB",
-            age(use.squashfs.created),
+            use.name,
+            f"{_size_bytes(use.image, ()) / 1e6:,.0f} MB",
+            age(use.image.created),
             ", ".join(use.links) or "-",
             use.shown_runs or "-",
-            use.squashfs.source,
+            use.image.source,
         )
         for use in uses
     ]
@@ -57,13 +65,66 @@ def list_images(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def image_uses(args: argparse.Namespace, console: Console) -> tuple[Path, tuple[ImageUse, ...]]:
-    """The image folder of the site, and which runs use each of its files."""
-    site = chosen_site(args, console)
+def _uses_store(site: Site) -> bool:
+    """Whether the site's images are in Sarus Suite's store."""
+    return choose(site)[0] == "sarus"
+
+
+def image_uses(site: Site, console: Console) -> tuple[Path, tuple[ImageUse, ...]]:
+    """The image folder of the site, and which runs use each image that `runner import` made."""
     folder = site.images(os.environ)
     runs_folder = site.runs(os.environ, find_project())
     console.detail(f"runs: {runs_folder}")
-    return folder, uses_of(list_squashfs(folder), list_runs(runs_folder))
+    found: list[tuple[Squashfs | Stored, tuple[str, ...]]] = [*list_squashfs(folder)]
+    if _uses_store(site):
+        records = sarus_store.list_records(folder)
+        newest = {stored.name: stored for stored in reversed(records)}
+        found = [(stored, (stored.name,) if newest[stored.name] == stored else ()) for stored in records]
+    return folder, uses_of(found, list_runs(runs_folder))
+
+
+def _list_store(uses: Sequence[ImageUse], args: argparse.Namespace, console: Console) -> int:
+    """The images in the store: what sarusctl says, the true size, and what runner knows."""
+    store = sarus_store.store_folder(os.environ)
+    by_reference = {use.name: use for use in uses}
+    rows = []
+    for row in sarus_store.list_images():
+        if row.read_only and not sarus_store.is_half(row, store):
+            file = sarus_store.squash_file(store, row)
+            rows.append((row, file.stat().st_size if file else None, by_reference.get(row.reference)))
+    if args.json:
+        console.answer_json(
+            [
+                {
+                    **asdict(row),
+                    "reference": row.reference,
+                    "size_bytes": size,
+                    "links": use.links if use else (),
+                    "runs": [run.name for run in use.runs] if use else [],
+                    "imported": use.image.record() if use else None,
+                }
+                for row, size, use in rows
+            ]
+        )
+        return 0
+    console.say(f"store: {store or 'its folder cannot be read here, so the sizes are unknown'}")
+    if not rows:
+        console.say("Sarus Suite's store has no images yet; next: runner build --import")
+        return 0
+    table = [
+        (
+            row.reference,
+            row.id,
+            f"{size / 1e6:,.0f} MB" if size is not None else "-",
+            row.created,
+            ", ".join(use.links) if use and use.links else "-",
+            (use.shown_runs if use else "") or "-",
+            use.image.source if use else "not by runner",
+        )
+        for row, size, use in rows
+    ]
+    console.table(("IMAGE", "ID", "SIZE", "AGE", "NAME", "RUNS", "SOURCE"), table)
+    return 0
 
 
 def collect_garbage(args: argparse.Namespace, console: Console) -> int:
@@ -72,20 +133,33 @@ def collect_garbage(args: argparse.Namespace, console: Console) -> int:
         return collect_runs(args, console)
     from runner.images.importer.leftovers import clear_leftovers
 
-    folder, uses = image_uses(args, console)
+    site = chosen_site(args, console)
+    folder, uses = image_uses(site, console)
     console.say(f"folder: {folder}")
     going = chosen_images(args.files, uses, folder) if args.files else unused_images(uses, ended=args.ended)
+    rows = sarus_store.list_images() if _uses_store(site) else ()
+    sizes = [_size_bytes(use.image, rows) for use in going]
     if not args.dry_run:
         clear_leftovers(folder, console)
         for use in going:
-            remove_image(use)
-    freed = sum(use.squashfs.size_bytes for use in going)
-    what = f"{len(going)} of {len(uses)} files"
-    return _print_removed([use.squashfs.path for use in going], what, freed, args, console)
+            remove_image(use, folder)
+    freed = sum(sizes)
+    what = f"{len(going)} of {len(uses)} {'images' if _uses_store(site) else 'files'}"
+    names = [use.image.path if isinstance(use.image, Squashfs) else use.name for use in going]
+    return _print_removed(names, what, freed, args, console)
+
+
+def _size_bytes(image: Squashfs | Stored, rows: Sequence[Row]) -> int:
+    """The size on disk; 0 if the store cannot be read here."""
+    if isinstance(image, Squashfs):
+        return image.size_bytes
+    row = sarus_store.find(image.reference, rows)
+    file = sarus_store.squash_file(sarus_store.store_folder(os.environ), row) if row else None
+    return file.stat().st_size if file and file.exists() else 0
 
 
 def _print_removed(
-    paths: Sequence[Path], what: str, freed_bytes: int, args: argparse.Namespace, console: Console, **more: object
+    paths: Sequence[Path | str], what: str, freed_bytes: int, args: argparse.Namespace, console: Console, **more: object
 ) -> int:
     """Print the paths, and how much space they took; with --json also `more`."""
     if args.json:
@@ -106,7 +180,7 @@ def collect_runs(args: argparse.Namespace, console: Console) -> int:
     if not args.older or args.files or args.ended:
         raise RunnerError(
             "cannot tell which runs to remove",
-            "--runs and --code require --older, and cannot be combined with FILE or --ended",
+            "--runs and --code require --older, and cannot be combined with IMAGE or --ended",
             "runner gc --runs --older 30d --dry-run", exit_code=2,
         )  # fmt: skip
     folder = runs_folder(args.site)

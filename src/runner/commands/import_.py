@@ -8,6 +8,7 @@ from pathlib import Path
 
 from runner.commands.console import Console
 from runner.commands.options import chosen_site
+from runner.environments.engines import choose
 from runner.images.importer.importer import explain_import, import_image
 from runner.images.importer.plan import STRIPING, ImportOptions, ImportRequest
 from runner.project import find_project
@@ -15,7 +16,7 @@ from runner.site import Site
 
 
 def import_squashfs(args: argparse.Namespace, console: Console) -> int:
-    """`runner import`: prints the squashfs file's path."""
+    """`runner import`: prints the squashfs file's path, or the reference in Sarus Suite's store."""
     return import_source(args.image, chosen_site(args, console), args, console)
 
 
@@ -24,6 +25,8 @@ def import_source(source: str, site: Site, args: argparse.Namespace, console: Co
     options = _import_options(args, site)
     folder = site.images(os.environ) if not output else Path(output).parent
     request = ImportRequest(source, folder, find_project(), os.environ, options)
+    if choose(site)[0] == "sarus":
+        return _import_to_store(request, args, console)
     if args.dry_run:
         for line in explain_import(request, console):
             console.say(line)
@@ -38,6 +41,23 @@ def import_source(source: str, site: Site, args: argparse.Namespace, console: Co
         console.answer_json({**squashfs.record(), "made": imported.made, **counts, "seconds": packed.seconds})
     else:
         console.answer(str(squashfs.path))
+    return 0
+
+
+def _import_to_store(request: ImportRequest, args: argparse.Namespace, console: Console) -> int:
+    """Put the image into Sarus Suite's store, and print its reference."""
+    from runner.images.importer.sarus import explain, store_image
+
+    if args.dry_run:
+        for line in explain(request, console):
+            console.say(line)
+        return 0
+    stored = store_image(request, console)
+    console.say(f"{stored.architecture}, image {stored.image_digest[:12] or 'unknown'}, in the store {stored.id}")
+    if args.json:
+        console.answer_json(stored.record())
+    else:
+        console.answer(stored.reference)
     return 0
 
 

@@ -18,7 +18,7 @@ def open_shell(args: argparse.Namespace, console: Console) -> int:
     request = shell.ShellRequest(
         where=args.where, command=args.rest, site=args.site, given=settings(args),
         engine=args.engine or ("sandbox" if args.trace else None),
-        terminal=sys.stdin.isatty() and sys.stdout.isatty(),
+        terminal=sys.stdin.isatty() and sys.stdout.isatty(), without_scheduler=args.here,
     )  # fmt: skip
     make_image = None
     if args.build:

@@ -129,14 +129,14 @@ class Source:
         that runner built."""
         if self.scheme in _PATHS:
             stem = Path(self.reference).name.removesuffix(".tar").removesuffix(".oci")
-            return _file_name("+".join(part for part in (stem, self.tag) if part))
+            return file_name("+".join(part for part in (stem, self.tag) if part))
         name, tag = split_tag(self.reference)
         if name.startswith("localhost/runner/"):
-            return _file_name(name.removeprefix("localhost/runner/"))
+            return file_name(name.removeprefix("localhost/runner/"))
         parts = (name.removeprefix(f"{self.registry}/") if self.registry else name).split("/")
         if len(parts) > 1 and parts[0] == "library":
             parts = parts[1:]
-        return _file_name("+".join([*parts, *((tag,) if tag and tag != "latest" else ())]))
+        return file_name("+".join([*parts, *((tag,) if tag and tag != "latest" else ())]))
 
     def __str__(self) -> str:
         """As the user writes it: `oci:DIR:TAG`, `podman://NAME`."""
@@ -203,6 +203,6 @@ def _invalid_source(text: str, why: str) -> RunnerError:
     )
 
 
-def _file_name(text: str) -> str:
+def file_name(text: str) -> str:
     """The text as one plain file name."""
     return re.sub(r"[^A-Za-z0-9._+-]+", "+", text).strip(".+-") or "image"

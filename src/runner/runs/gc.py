@@ -10,6 +10,8 @@ from datetime import datetime
 from pathlib import Path
 
 from runner.errors import RunnerError, unknown
+from runner.images import sarus_store
+from runner.images.sarus_store import Stored
 from runner.images.squashfs_file import Squashfs, index_path, sidecar
 from runner.machine import files, folders
 from runner.runs.run import PREPARING, RECORD, Run, members
@@ -98,13 +100,19 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class ImageUse:
-    """A squashfs file, the symlinks to it, and the runs that use it."""
+    """An imported image, the names that stand for its newest version, and the runs that use it."""
 
-    squashfs: Squashfs
+    image: Squashfs | Stored
     links: tuple[str, ...]
+    """the symlinks to a squashfs file; NAME for the newest image of that name in Sarus Suite's store"""
     runs: tuple[Run, ...]
     active: tuple[str, ...]
     """the names of the runs that wait or run, or whose state the scheduler does not know"""
+
+    @property
+    def name(self) -> str:
+        """The file's name, or the reference in the store."""
+        return self.image.path.name if isinstance(self.image, Squashfs) else self.image.reference
 
     @property
     def shown_runs(self) -> str:
@@ -114,19 +122,25 @@ class ImageUse:
         return ", ".join(names[:_SHOWN]) + more
 
 
-def uses_of(found: Sequence[tuple[Squashfs, tuple[str, ...]]], runs: Sequence[Run]) -> tuple[ImageUse, ...]:
-    """The runs that use each file. Asks the scheduler once, about the runs that use any of the files."""
-    by_path: dict[Path, list[Run]] = {squashfs.path.resolve(): [] for squashfs, _ in found}
+def uses_of(found: Sequence[tuple[Squashfs | Stored, tuple[str, ...]]], runs: Sequence[Run]) -> tuple[ImageUse, ...]:
+    """The runs that use each image. Asks the scheduler once, about the runs that use any of the images."""
+    by_image: dict[str, list[Run]] = {_key(image): [] for image, _ in found}
     for run in runs:
-        if run.image and (path := Path(run.image).resolve()) in by_path:
-            by_path[path].append(run)
-    asked = ask([run for some in by_path.values() for run in some])
+        key = str(Path(run.image).resolve()) if run.image.startswith("/") else run.image
+        if key in by_image:
+            by_image[key].append(run)
+    asked = ask([run for some in by_image.values() for run in some])
     active = {status.run.name for status in asked if status.may_be_active}
     uses = []
-    for squashfs, links in found:
-        mine = by_path[squashfs.path.resolve()]
-        uses.append(ImageUse(squashfs, links, tuple(mine), tuple(run.name for run in mine if run.name in active)))
+    for image, links in found:
+        mine = by_image[_key(image)]
+        uses.append(ImageUse(image, links, tuple(mine), tuple(run.name for run in mine if run.name in active)))
     return tuple(uses)
+
+
+def _key(image: Squashfs | Stored) -> str:
+    """What `image` of a run says, without symlinks."""
+    return str(image.path.resolve()) if isinstance(image, Squashfs) else image.reference
 
 
 def unused_images(uses: Sequence[ImageUse], *, ended: bool) -> tuple[ImageUse, ...]:
@@ -135,18 +149,18 @@ def unused_images(uses: Sequence[ImageUse], *, ended: bool) -> tuple[ImageUse, .
 
 
 def chosen_images(words: Sequence[str], uses: Sequence[ImageUse], folder: Path) -> tuple[ImageUse, ...]:
-    """The files that the user named. Raises RunnerError for an unknown file, and for one that an active run uses."""
+    """The images that the user named. Raises RunnerError for an unknown image, and for one that an active run uses."""
     found: list[ImageUse] = []
     for word in words:
         path = Path(word).expanduser()
         path = path if path.is_absolute() or path.exists() else folder / word
-        match = next((use for use in uses if use.squashfs.path.resolve() == path.resolve()), None)
+        match = next((use for use in uses if _key(use.image) in (str(path.resolve()), word)), None)
         if match is None:
-            names = [use.squashfs.path.name for use in uses]
-            raise unknown("squashfs file", word, names, "`runner images` lists those that `runner import` made")
+            names = [use.name for use in uses]
+            raise unknown("image", word, names, "`runner images` lists those that `runner import` made")
         if match.active:
             raise RunnerError(
-                f"{match.squashfs.path.name} is in use",
+                f"{match.name} is in use",
                 f"these queued or running runs use it: {', '.join(match.active)}",
                 f"wait until they have ended, or end them: runner cancel {' '.join(match.active)}",
             )
@@ -155,9 +169,16 @@ def chosen_images(words: Sequence[str], uses: Sequence[ImageUse], folder: Path) 
     return tuple(found)
 
 
-def remove_image(use: ImageUse) -> None:
-    """Remove an imported image, its symlinks, its index and its sidecar, under its lock."""
-    path = use.squashfs.path
+def remove_image(use: ImageUse, folder: Path) -> None:
+    """Remove an imported image under its lock, with everything that `import` wrote for it in the image folder."""
+    image = use.image
+    if not isinstance(image, Squashfs):
+        with files.locked(sarus_store.record_path(folder, image.reference), timeout_seconds=5):
+            if sarus_store.find(image.reference, sarus_store.list_images()):
+                sarus_store.remove(image.reference)
+            sarus_store.forget(folder, image.reference)
+        return
+    path = image.path
     with files.explained(f"remove {path}"), files.locked(path, timeout_seconds=5):
         for name in use.links:
             folders.discard(path.parent / name)

@@ -17,6 +17,7 @@ from runner.runs.hub import CACHE_MOUNT
 from runner.site import Site
 
 if TYPE_CHECKING:
+    from runner.images.sarus_store import Stored
     from runner.images.squashfs_file import Squashfs
 
 RUN_MOUNT = Mount("${RUNNER_RUN}", "${RUNNER_RUN}")
@@ -34,19 +35,28 @@ class LaunchImage(NamedTuple):
     stable: Path | None = None
     """the path in the user's EDF, which is usually a symlink"""
     notes: tuple[str, ...] = ()
+    stored: Stored | None = None
+    """facts about an image that runner has put into Sarus Suite's store"""
+    brought_by: tuple[str, ...] = ()
+    """the command that puts the image into Sarus Suite's store, which lacks it; empty: not missing there"""
 
     @property
     def missing(self) -> bool:
-        """Whether the image is a file that does not exist."""
-        return self.stable is not None and not self.stable.exists()
+        """Whether the image is a file that does not exist, or is not in Sarus Suite's store."""
+        return bool(self.brought_by) or (self.stable is not None and not self.stable.exists())
 
 
-def find_image(environment: Environment, site: Site, environ: Mapping[str, str], *, strict: bool = True) -> LaunchImage:
-    """The image of an environment. A squashfs path is resolved to the file that is named by its content.
+def find_image(
+    environment: Environment, site: Site, environ: Mapping[str, str], engine: str = "", *, strict: bool = True
+) -> LaunchImage:
+    """The image of an environment. A squashfs path is resolved to the file that is named by its content; for the
+    engine sarus, to the reference in its store.
 
     If that fails, `strict` raises the RunnerError; otherwise, the image is not checked, and the notes say so.
     """
     text = environment.image
+    if engine == "sarus" and text:
+        return _in_store(environment, site, environ, strict=strict)
     if not environment.is_squashfs:
         return LaunchImage(text)
     try:
@@ -82,8 +92,53 @@ def _file(environment: Environment, variables: Mapping[str, str]) -> LaunchImage
     return LaunchImage(str(path), None, stable)
 
 
+def _in_store(environment: Environment, site: Site, environ: Mapping[str, str], *, strict: bool) -> LaunchImage:
+    """The image in Sarus Suite's store, as `sarusctl images` lists it. A wrong path is left to the engine's check."""
+    from runner.images import sarus_store
+    from runner.images.reference import parse_reference
+
+    text = environment.image
+    try:
+        images = site.images(environ)
+    except RunnerError:  # the folder is known only on the site
+        images = None
+    name = sarus_store.name_in(text, images)
+    if environment.is_squashfs and not name:
+        return LaunchImage(text)
+    reference = sarus_store.reference_of(text, images) or parse_reference(text).with_slash
+    stored = sarus_store.read_record(images, reference) if images else None
+    image = LaunchImage(reference, stored=stored)
+    own = reference.startswith("localhost/runner/")
+    brought_by: tuple[str, ...] = ("runner", "import", f"docker://{text}")
+    if name or own:
+        brought_by = ("runner", "build", name or reference.split("/")[2].partition(":")[0], "--import")
+    if "@" in reference:
+        return image._replace(notes=(f"{reference} is not checked: sarusctl lists no digests",))
+    try:
+        row = sarus_store.find(reference, sarus_store.list_images())
+    except RunnerError as error:
+        if strict and (name or own):
+            raise
+        return image._replace(notes=(f"{error.what}: the image {reference} is not checked",))
+    if row is None or sarus_store.is_half(row, sarus_store.store_folder(environ)):
+        return image._replace(brought_by=brought_by)
+    if stored and stored.id != row.id and strict:
+        raise RunnerError(
+            f"the image {reference} in the store is not the one that runner put there",
+            f"the tag has moved: the store has {row.id}, and runner put {stored.id} there",
+            f"to use the one in the store: runner import {stored.source}\nto replace it: {' '.join(brought_by)}",
+        )
+    return image
+
+
 def missing_image(image: LaunchImage, environment: Environment, environ: Mapping[str, str]) -> RunnerError:
     """The error for a missing image. It names the commands that build it, or a folder that contains it."""
+    if image.brought_by:
+        return RunnerError(
+            f"the image of environment {environment.name!r} is not in Sarus Suite's store: {image.reference}",
+            "sarusctl images does not list it, so each node would try to pull it when the job starts",
+            f"{' '.join(image.brought_by)}\nor let the launch do it first: --build",
+        )
     assert image.stable is not None
     recipe = image.stable.name.removesuffix(".sqsh")
     what = f"the image of environment {environment.name!r} does not exist: {image.stable}"
@@ -113,12 +168,14 @@ def _elsewhere(image: Path, environ: Mapping[str, str]) -> tuple[str, Path] | No
 
 def check_architecture(image: LaunchImage, site: Site) -> None:
     """Raise RunnerError if the image's architecture differs from that of the site's nodes."""
-    if image.squashfs is None or site.architecture is None or not image.squashfs.architecture:
+    known = image.squashfs or image.stored
+    if known is None or site.architecture is None or not known.architecture:
         return
-    own, wanted = oci_architecture(image.squashfs.architecture), oci_architecture(site.architecture)
+    own, wanted = oci_architecture(known.architecture), oci_architecture(site.architecture)
     if own != wanted:
+        name = image.squashfs.path.name if image.squashfs else image.reference
         raise RunnerError(
-            f"{image.squashfs.path.name} is an image for {own}, but the nodes of {site.name} are {wanted}",
+            f"{name} is an image for {own}, but the nodes of {site.name} are {wanted}",
             "the nodes cannot run its programs (`exec format error`)",
             f"on a machine with {wanted}: runner build RECIPE --import --site {site.name}; or choose another --site",
         )

@@ -117,10 +117,10 @@ def prepare(
     if engine == "host" and environment.image:
         report.warn(f"running without a container: the image {environment.image!r} is not used")
         environment = replace(environment, image="")  # so the image need not exist on this machine
-    image = find_image(environment, site, environ, strict=not request.dry_run)
+    image = find_image(environment, site, environ, engine, strict=not request.dry_run)
     if image.missing and make_image is not None:
         make_image(environment, image, site)
-        image = find_image(environment, site, environ)
+        image = find_image(environment, site, environ, engine)
     notes = [*image.notes]
     with _noted(notes, request.dry_run):
         if image.missing:

@@ -111,7 +111,16 @@ def read(text: str) -> dict[str, dict[str, Any]]:
 
 
 def _image(image: LaunchImage) -> dict[str, Value]:
-    squashfs = image.squashfs
+    squashfs, stored = image.squashfs, image.stored
+    if stored is not None:
+        return {
+            "reference": image.reference,
+            "source": stored.source,
+            "digest": stored.image_digest or None,
+            "manifest": stored.digest or None,
+            "store_id": stored.id,
+            "architecture": stored.architecture,
+        }
     if squashfs is None:
         return {"reference": image.reference, **_file(image.reference)}
     return {
@@ -142,7 +151,8 @@ _LABELS = {"name": "runner.recipe", "content": "runner.content", "files_sha256":
 
 def recipe(image: LaunchImage) -> dict[str, Value]:
     """How the image was built, from its labels; empty if `runner build` did not build it."""
-    labels = image.squashfs.labels if image.squashfs else {}
+    known = image.squashfs or image.stored
+    labels = known.labels if known else {}
     return {key: labels.get(label) for key, label in _LABELS.items()} if "runner.recipe" in labels else {}
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import RunnerError
+from runner.images import sarus_store
 from runner.images.build.base import BuildOptions
 from runner.images.build.build import build
 from runner.images.importer.importer import import_image
@@ -176,9 +177,12 @@ def code_from_git(code: Table, root: Path, target: Path, diff: Path | None) -> t
 def need_image(locked: Locked, project: Project, environ: Mapping[str, str], report: Report, *, dry_run: bool) -> None:
     """Recreate the squashfs file if it is missing: from its recipe, or else from the source of the import.
 
-    Raises RunnerError if the result is a different image.
+    Raises RunnerError if the result is a different image, or if Sarus Suite's store lacks the image.
     """
     table, recipe = locked.tables.get("image", {}), locked.tables.get("recipe", {})
+    if table.get("store_id"):
+        _need_stored(table, recipe, report)
+        return
     path = Path(str(table.get("reference", "")))
     name, source = recipe.get("name", ""), table.get("source", "")
     if not path.is_absolute() or path.exists():
@@ -203,3 +207,17 @@ def need_image(locked: Locked, project: Project, environ: Mapping[str, str], rep
             + (f"; the run used the recipe {recipe.get('content')}, at {recipe.get('revision', '?')}" if name else ""),
             "check out that version of the recipe and try again, or launch again with the current image",
         )
+
+
+def _need_stored(table: Mapping[str, Any], recipe: Mapping[str, Any], report: Report) -> None:
+    """Raise RunnerError if Sarus Suite's store lacks the image of a lock. Another image of that name is a warning."""
+    reference = str(table["reference"])
+    row = sarus_store.find(reference, sarus_store.list_images())
+    if row is None:
+        source = str(table.get("source", ""))
+        command = f"runner build {recipe['name']} --import" if recipe.get("name") else f"runner import {source}"
+        revision = f"   (the recipe was at {recipe['revision']})" if recipe.get("revision") else ""
+        why = "sarusctl images does not list it"
+        raise RunnerError(f"the image {reference} is not in Sarus Suite's store", why, f"{command}{revision}")
+    if row.id != table["store_id"]:
+        report.warn(f"{reference} in the store is {row.id}, and the run used {table['store_id']}")

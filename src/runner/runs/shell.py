@@ -19,6 +19,7 @@ from runner.environments.engines import attach, choose
 from runner.environments.environment import Attachment, Environment, emit_edf, load_environment
 from runner.errors import RunnerError
 from runner.expansion import expand
+from runner.images.sarus_store import need_sarusctl
 from runner.machine import folders, process
 from runner.machine.report import Report
 from runner.project import Project, is_shared_place
@@ -103,15 +104,25 @@ def prepared(
     if request.without_scheduler:
         site = replace(site, scheduler=LOCAL)
     run = named_run(request.where, site.runs(environ, project), project)
+    if run is not None and request.without_scheduler:
+        why = "a run's shell opens where the run's job is, or in an allocation like it"
+        raise RunnerError(
+            f"--here cannot open {run.name}", why, "leave out --here, or name an environment", exit_code=2
+        )
     if run is not None:
         yield _call(_place_of_run(run, environ, report), request, environ, report, write=not dry_run)
         return
     report.detail(f"site {site.name} ({why})")
     environment = find_environment(request.where, project, environ, site, report)
-    image = find_image(environment, site, environ)
+    request = replace(request, engine=request.engine or choose(site)[0])
+    engine = request.engine or ""
+    if request.without_scheduler and engine in ("ce", "pyxis"):
+        why = f"the engine {engine} is an option of srun, so it works only in an allocation"
+        raise RunnerError("cannot open a container on this machine", why, "leave out --here", exit_code=2)
+    image = find_image(environment, site, environ, engine, strict=not dry_run)
     if image.missing and make_image is not None and not dry_run:
         make_image(environment, image, site)
-        image = find_image(environment, site, environ)
+        image = find_image(environment, site, environ, engine)
     if image.missing and not dry_run:
         raise missing_image(image, environment, environ)
     say = report.detail if request.files else report.say  # with `files`, `prefetch` has already printed it
@@ -205,6 +216,12 @@ def _call(place: _Place, request: ShellRequest, environ: Mapping[str, str], repo
     for name, value in attachment.exports.items():
         own[name] = variables[name] = expand(value, variables, name)
     prefix = tuple(expand(word, variables, "a word of the engine") for word in attachment.prefix)
+    if place.site.is_local and engine == "sarus":
+        need_sarusctl()
+        report.say("sarusctl run does not pass this shell's variables on, except those of the environment")
+        inside = ("env", *(f"{name}={value}" for name, value in own.items()))
+        # after --, because sarusctl would take the command's options as its own
+        return Call(("sarusctl", "run", str(place.folder / EDF), "--", *inside, *prefix, *command), own, place.folder)
     if place.site.is_local:
         return Call((*prefix, *command), own, place.folder)
     flags = tuple(expand(word, variables, "a flag of the engine") for word in attachment.flags)

@@ -57,8 +57,10 @@ def build(request: Request, here: str, folder: Path, scratch: Scratch) -> dict[s
     filesystem.add_user(root, *ids, environ)
     filesystem.mount_all(request, root, scratch, here, environ)
     kernel.pivot_root(str(root))
+    # podman's container does not see the job's variables, and starts without a login shell
+    handed = environ if request.host_env else {"ENROOT_LOGIN_SHELL": "n"}
     started, where = run_start(
-        variables.start_environment(environ, image, request.keep_env),
+        variables.start_environment(handed, image, request.keep_env),
         bool(request.entrypoint),
         lambda: kernel.become(*ids) if in_user_namespace else None,
     )

@@ -41,6 +41,7 @@ class Request:
     name: str = ""
     name_mode: str = "auto"
     save: str = ""
+    host_env: bool = True  # whether the container's first program sees the job's variables
     remap_torch: bool = True  # RANK and LOCAL_RANK from Slurm where the image has PYTORCH_VERSION
 
     def but(self, **changes: object) -> Self:

@@ -72,8 +72,16 @@ def decided(
 ) -> tuple[Environment, tuple[str, ...]]:
     """(environment with the site's values, and with `${VAR:-default}` expanded where the engine does not; notes)."""
     full = with_site(environment, site)
+    own: tuple[str, ...] = ()
+    if engine == "sarus":
+        from runner.environments.engines import sarus
+
+        full, own = sarus.in_store(full, site, environ)
     fields: tuple[str, ...] = _module(engine).DECIDED
-    return without_defaults(full, environ, only=fields) if fields else (full, ())
+    if not fields:
+        return full, own
+    full, notes = without_defaults(full, environ, only=fields)
+    return full, (*own, *notes)
 
 
 def with_site(environment: Environment, site: Site) -> Environment:

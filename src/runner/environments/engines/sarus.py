@@ -1,29 +1,52 @@
 """Sarus Suite: `srun --edf=FILE`, on podman. Its EDF is stricter, and `$NAME` without braces is a variable.
 
-srun expands every text except the image; the node then parses the mounts again, without expanding variables.
+srun expands every text except the image, with the host's variables only; the node then parses the mounts again, without
+expanding variables.
 Source: sarus-suite/raster@20f75bd src/lib.rs, src/common.rs and schema; sarus-suite/skybox@e8bd547 src/edf.rs; Sarus
 Suite user guide (docs of CSCS, 2026-08-20).
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from runner.environments.engines.ce import COMMENT, FILE
-from runner.environments.engines.shared import MOUNT_OPTIONS, MountSyntax, map_texts, refuse, slashed, texts
+from runner.environments.engines.shared import (
+    MOUNT_OPTIONS,
+    MountSyntax,
+    has_variables,
+    inside_words,
+    map_texts,
+    refuse,
+    slashed,
+    texts,
+)
 from runner.environments.environment import Attachment, Environment, emit_edf
+from runner.errors import RunnerError
 from runner.expansion import names, parts, sarus_text
-from runner.site import Site
+from runner.images.sarus_store import name_in, read_record, reference_of
+from runner.site import Origin, Site
 
 _FORBIDDEN = ("$(", "`", ";", '"')  # it expands text with a restricted bash
 # Source: sarus-suite/raster@20f75bd; podman-run(1), --volume
 MOUNTS = MountSyntax(":\n", MOUNT_OPTIONS | {"z", "Z", "U", "O"}, ",")
 DECIDED = ("mounts",)
+CXI = "com.hooks.cxi.enabled"
+# prefix of annotations -> why they do nothing. Source: Sarus Suite user guide (2026-08-20), "Hooks and annotations"
+WITHOUT_EFFECT = {
+    "com.hooks.aws_ofi_nccl.variant": "Sarus Suite's plugin fits every CUDA",
+    "com.hooks.netstack.": "Sarus Suite uses a fixed network stack artifact",
+    "com.pyxis.": "Sarus Suite does not use pyxis",
+}
 
 
 def check(environment: Environment) -> None:
     """Raise RunnerError for anything that its EDF cannot express."""
     if environment.is_squashfs or environment.image.endswith((".sqsh", ".squashfs")):
         why = "Sarus Suite runs images from its own store, not squashfs files"
-        fix = "push the image to a registry and set `image` to REGISTRY/IMAGE:TAG, or use the engine ce"
+        fix = (
+            "set `image` to REGISTRY/IMAGE:TAG, or to ${RUNNER_IMAGES}/NAME.sqsh, which `runner import` puts into the "
+            "store under that name"
+        )
         raise refuse(environment, "image", "sarus", why, fix)
     slashed(environment, "sarus")
     if names(environment.image):
@@ -41,6 +64,9 @@ def check(environment: Environment) -> None:
         if ":" in mount.source + mount.target:
             why = "Sarus Suite splits a mount at every colon before it expands variables"
             raise refuse(environment, field, "sarus", why, "remove colons (and ${VAR:-default}) from the mount")
+    if environment.annotations.get("com.hooks.ssh.enabled") == "true":
+        field, why = "annotations.com.hooks.ssh.enabled", "Sarus Suite has no SSH into containers yet"
+        raise refuse(environment, field, "sarus", why, "remove it; for a shell in a running job: runner shell RUN")
     for field, text in texts(environment):
         for word in _FORBIDDEN:
             if word in text and field != "image":
@@ -48,14 +74,68 @@ def check(environment: Environment) -> None:
                 raise refuse(environment, field, "sarus", why, "set this value in the job's `setup` instead")
 
 
+def in_store(environment: Environment, site: Site, environ: Mapping[str, str]) -> tuple[Environment, tuple[str, ...]]:
+    """(environment whose image `${RUNNER_IMAGES}/NAME.sqsh` is the reference in the store, notes)."""
+    try:
+        images = site.images(environ)
+    except RunnerError:  # the folder is known only on the site
+        images = None
+    reference = reference_of(environment.image, images)
+    if not reference:
+        return environment, ()
+    lost = images is None or read_record(images, reference) is None
+    name = name_in(environment.image, images)
+    notes = (f"{name} is not in the store yet: runner build {name} --import",) if lost else ()
+    return replace(environment, image=reference), notes
+
+
 def attach(environment: Environment, site: Site) -> Attachment:
-    """The emitted EDF (mount flags separated by commas, registry and image by a slash), and the flag that names it."""
+    """The emitted EDF (mount flags separated by commas, registry and image by a slash), the flag that names it, and
+    words that set in the container what srun would otherwise expand with the host's variables.
+
+    An empty value there keeps out the image's variable, but not the host's.
+    Source: sarus-suite/skybox@e8bd547 src/container.rs.
+    """
     check(environment)
-    text = edf(environment, COMMENT.replace("--environment", "--edf"))
-    return Attachment(files={FILE: text}, flags=(f"--edf=${{RUNNER_RUN}}/{FILE}",))
+    env, workdir = environment.env, environment.workdir
+    referred = {name for text in (*env.values(), workdir or "") for name in names(text)}
+    inside = {name: text for name, text in env.items() if not text or has_variables(text) or name in referred}
+    if inside and "PATH" in env:  # the words that set them must be found with the image's PATH
+        inside["PATH"] = env["PATH"]
+    entered = workdir if workdir and has_variables(workdir) else None
+    rest = {name: text for name, text in env.items() if name not in inside}
+    own = replace(environment, env=rest, workdir=None if entered else workdir)
+    text = edf(own, COMMENT.replace("--environment", "--edf"))
+    return Attachment(
+        files={FILE: text},
+        flags=(f"--edf=${{RUNNER_RUN}}/{FILE}",),
+        prefix=inside_words(inside, entered),
+        notes=tuple(f"{name} has no effect: {why}" for name, why in without_effect(environment)),
+    )
+
+
+def without_effect(environment: Environment) -> list[tuple[str, str]]:
+    """(annotation, why Sarus Suite ignores it)."""
+    found = ((name, _reason(name)) for name in environment.annotations)
+    return [(name, why) for name, why in found if why]
+
+
+def _reason(annotation: str) -> str:
+    return next((why for prefix, why in WITHOUT_EFFECT.items() if annotation.startswith(prefix)), "")
+
+
+def lacks_cxi(environment: Environment) -> bool:
+    """Whether the environment uses Slingshot through aws_ofi_nccl and does not say whether the hook cxi is on."""
+    annotations = environment.annotations
+    return annotations.get("com.hooks.aws_ofi_nccl.enabled") == "true" and CXI not in annotations
 
 
 def edf(environment: Environment, comment: str, *, sources: str | None = None) -> str:
-    """The text of its EDF; `sources` as for `emit_edf`."""
+    """The text of its EDF; `sources` as for `emit_edf`. The hook cxi is on where the environment needs it."""
+    if lacks_cxi(environment):
+        origin = Origin("aws_ofi_nccl needs it, and Sarus Suite does not turn it on")
+        annotations = {**environment.annotations, CXI: "true"}
+        origins = {**environment.origins, f"annotations.{CXI}": origin}
+        environment = replace(environment, annotations=annotations, origins=origins)
     own = replace(map_texts(environment, sarus_text), image=slashed(environment, "sarus"))
     return emit_edf(own, comment, flag_separator=",", sources=sources)

@@ -10,7 +10,7 @@ from runner.environments.edf import Mount, find_edf
 from runner.environments.engines import attach
 from runner.environments.engines.shared import Inexpressible
 from runner.environments.environment import MAXIMUM_LEVELS, Environment, load_environment
-from runner.environments.lint import hooks, image, mounts, script, steps, variables
+from runner.environments.lint import hooks, image, mounts, sarus, script, steps, variables
 from runner.environments.lint.codes import SEVERITIES
 from runner.environments.lint.file import check_file, read_all
 from runner.environments.lint.finding import Finding, Rule, Setting, Subject, finding
@@ -57,6 +57,7 @@ def _without(environment: Environment, field: str) -> Environment | None:
 
 
 RULES: tuple[Rule, ...] = (*variables.RULES, *image.RULES, *mounts.RULES, engine_refuses)
+_OF_ENGINES = {"ce": hooks.RULES, "sarus": sarus.RULES}
 # What Sarus Suite accepts and other engines refuse. Source: sarus-suite/raster@20f75bd: its schema has
 # additionalProperties, and annotations become text.
 _SARUS_ACCEPTS = {"unknown-key": "warning", "annotation-not-text": "warning"}
@@ -106,7 +107,7 @@ class Linter:
                 found.append(finding("cannot-load", "file", Place(path), f"{error.what}: {error.why}", error.fix))
         else:
             subject = Subject(environment, self.setting)
-            rules = (*hooks.RULES, *RULES) if self.setting.engine == "ce" else RULES
+            rules = (*_OF_ENGINES.get(self.setting.engine, ()), *RULES)
             found += [one for rule in rules for one in rule(subject)]
         return Checked(path.stem, path, in_order(found)), environment
 

@@ -184,7 +184,7 @@ class Subject:
     @cached_property
     def image_path(self) -> Path | None:
         """The squashfs file on this machine; None for other images, and if a variable is missing."""
-        if not self.own.is_squashfs or not self.setting.here:
+        if not self.own.is_squashfs or not self.setting.here or self.setting.engine == "sarus":
             return None
         text = self.expanded(self.own.image, "image")
         return Path(text) if text is not None else None

@@ -57,8 +57,9 @@ def without_braces(subject: Subject) -> Iterator[Finding]:
 
 def in_image_of_sarus(subject: Subject) -> Iterator[Finding]:
     """Variables in `image`, which raster does not expand. Source: sarus-suite/raster@20f75bd, src/lib.rs."""
-    if subject.setting.engine == "sarus" and "${" in subject.own.image:
-        yield subject.say("variable-in-image", "image", f"Sarus Suite does not expand {subject.own.image!r}")
+    image = subject.own.image
+    if subject.setting.engine == "sarus" and "${" in image and not subject.own.is_squashfs:
+        yield subject.say("variable-in-image", "image", f"Sarus Suite does not expand {image!r}")
 
 
 def env_refers_to_env(subject: Subject) -> Iterator[Finding]:
@@ -146,7 +147,7 @@ def nccl_over_tcp(subject: Subject) -> Iterator[Finding]:
         if value is not None and value.lower() in values:
             yield subject.say("nccl-over-tcp", f"env.{name}", f"{name} = {value} makes NCCL use TCP", f"remove {name}")
     gpus, image = subject.setting.site.gpus_per_node, subject.image
-    if subject.setting.engine != "ce" or not gpus or not subject.own.image or image.extended:
+    if subject.setting.engine not in {"ce", "sarus"} or not gpus or not subject.own.image or image.extended:
         return
     hook = subject.annotation("aws_ofi_nccl.enabled")
     shows_nccl = image.nccl or any(subject.own.env.get(name) for name in _NCCL_NETWORK)

@@ -63,16 +63,11 @@ def open_image(source: Source, access: Access, report: Report) -> Iterator[Layer
 def _open_stored(source: Source, access: Access, report: Report) -> Iterator[LayeredImage]:
     """An image in an engine's storage. podman's images are read layer by layer. docker's, and podman's if the layers
     cannot be rebuilt, are read as one layer that the engine exports."""
-    from runner.images.sources.engine_storage import exported, find
+    from runner.images.sources.engine_storage import exported
     from runner.images.sources.podman_storage import NotRebuildable, open_stored
 
-    engine = choose_engine({"podman": "podman", "dockerd": "docker"}.get(source.scheme, access.engine), access.environ)
-    report.say(f"engine: {engine.name} ({engine.why})")
-    for note in engine.notes:
-        report.detail(note)
-    store = open_store(engine, access.environ)
-    found = find(store, source.reference, engine.name) if source.scheme else _find_bare(source, engine, access, report)
-    reference = found.reference
+    engine, found = find_stored(source, access, report)
+    reference, store = found.reference, open_store(engine, access.environ)
     whole = exported(found, store, report, architecture=access.architecture, reference=reference)
     if engine.name != "podman":
         yield whole
@@ -86,6 +81,20 @@ def _open_stored(source: Source, access: Access, report: Report) -> Iterator[Lay
             report.say(f"using podman export, which reads {reference} as one layer: {reason}")
             image = whole
         yield image
+
+
+def find_stored(source: Source, access: Access, report: Report) -> tuple[Engine, Image]:
+    """The engine whose storage has the image of a source, and that image. Raises RunnerError if it is missing."""
+    from runner.images.sources.engine_storage import find
+
+    engine = choose_engine({"podman": "podman", "dockerd": "docker"}.get(source.scheme, access.engine), access.environ)
+    report.say(f"engine: {engine.name} ({engine.why})")
+    for note in engine.notes:
+        report.detail(note)
+    store = open_store(engine, access.environ)
+    return engine, (
+        find(store, source.reference, engine.name) if source.scheme else _find_bare(source, engine, access, report)
+    )
 
 
 def _find_bare(source: Source, engine: Engine, access: Access, report: Report) -> Image:
