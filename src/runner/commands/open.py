@@ -80,13 +80,14 @@ def open_page(args: argparse.Namespace, console: Console) -> int:
 def _open_ssh(run: Run, pid: int, args: argparse.Namespace, console: Console) -> int:
     """Print the configuration with which ssh reaches the container; with --stdio, be its ProxyCommand."""
     from runner.machine import files
+    from runner.machine.tunnel import pump
     from runner.runs import open as pages
 
     node, server = pages.wait(args.app, run, pid, console)
     if args.stdio:
         tunnel = pages.connected(args.app, run, node, server, os.environ, console)
         try:
-            pages.pump(tunnel.port)
+            pump(tunnel.port)
         finally:
             tunnel.close()
         return 0

@@ -136,6 +136,22 @@ class Tunnel(_Link):
         return self._child.wait()
 
 
+def pump(port: int) -> None:
+    """Pass stdin on to a port of this machine, and its answers to stdout, until one of the two ends."""
+    end = socket.create_connection(("127.0.0.1", port))
+
+    def send() -> None:
+        while data := os.read(0, 1 << 16):
+            end.sendall(data)
+        end.shutdown(socket.SHUT_WR)
+
+    threading.Thread(target=send, daemon=True).start()
+    while data := end.recv(1 << 16):
+        view = memoryview(data)
+        while view:
+            view = view[os.write(1, view) :]
+
+
 def _far_end(path: str) -> None:
     """The far end. Nothing else may write to its stdout, which belongs to the frames. A server that is gone ends it."""
 

@@ -5,11 +5,8 @@ In an environment, the server is a run of its own. In a running run, it is one m
 
 from __future__ import annotations
 
-import os
 import shlex
-import socket
 import sys
-import threading
 import time
 import zlib
 from collections.abc import Mapping, Sequence
@@ -196,22 +193,6 @@ def running(where: str, site: str | None, project: Project, environ: Mapping[str
 
 def _in_config(path: Path) -> str:
     return '"' + str(path).replace("%", "%%") + '"'
-
-
-def pump(port: int) -> None:
-    """Pass stdin on to a port of this machine, and its answers to stdout, until one of the two ends."""
-    end = socket.create_connection(("127.0.0.1", port))
-
-    def send() -> None:
-        while data := os.read(0, 1 << 16):
-            end.sendall(data)
-        end.shutdown(socket.SHUT_WR)
-
-    threading.Thread(target=send, daemon=True).start()
-    while data := end.recv(1 << 16):
-        view = memoryview(data)
-        while view:
-            view = view[os.write(1, view) :]
 
 
 def minutes_left(run: Run) -> int | None:

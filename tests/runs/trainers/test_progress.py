@@ -259,7 +259,7 @@ def test_a_trainer_that_finds_nothing_is_mentioned_while_the_program_runs(tmp_pa
     text = f"""echo '{NANOGPT}'; until [ -e "$RUNNER_ATTEMPT/unread" ]; do sleep 0.1; done"""
     run = trainer_run(tmp_path, text, "nanogpt")
     with (run / "job.log").open("ab") as log:
-        environ = {**QUICK, "RUNNER_UNREAD_SECONDS": "1"}
+        environ = {**QUICK, "RUNNER_UNREAD_SECONDS": "0"}
         run_locally(run, extra_environ=environ, capture_output=False, stdout=log, stderr=subprocess.STDOUT)
     assert (run / "job.log").read_text().count("has found no step") == 1
 
