@@ -147,6 +147,21 @@ def test_a_server_in_an_environment(coded: Runner, slurm: SlurmLab) -> None:
     assert not (folder / "open/code/server").exists()
 
 
+@pytest.mark.slow
+def test_twenty_starts_and_stops_leave_nothing(coded: Runner, slurm: SlurmLab) -> None:
+    """Ten new runs, each opened twice: no process, no socket, no step and no job is left."""
+    before = set(Path("/dev/shm").glob("runner-open.*"))
+    for number in range(1, 11):
+        for _ in range(2):
+            with opened(coded, "code", "py", "--engine", "ce", "--time", "20") as found:
+                assert page(found.url)[0] == 200
+            assert page_is_gone(found)
+        coded("cancel", f"code-{number:04}")
+    until(lambda: set(Path("/dev/shm").glob("runner-open.*")) == before, "the private folders to go")
+    until(lambda: not slurm.run(("squeue", "--noheader", "--format=%i")).stdout, "the jobs to end")
+    until(lambda: subprocess.run(("pgrep", "-f", str(coded.project)), capture_output=True).returncode == 1, "processes")
+
+
 def page_is_gone(found: Opened) -> bool:
     with socket.socket() as end:
         return end.connect_ex(("127.0.0.1", int(found.url.split(":")[2].split("/")[0]))) != 0
