@@ -137,7 +137,7 @@ class Store:
         """Remove the files that were not used for the longest time until the others fit into the limit.
 
         Files whose names are in `keep`, files that jobs use, and those that the importer did not make stay. A file gets
-        a mark before the leases are read again: who takes the file and sees no mark wrote a lease before.
+        a mark before the leases are read again: a process that takes it and does not see the mark wrote a lease before.
         """
         with suppress(FileNotFoundError):  # another process removes files too
             made = [each for path in self.folder.glob("*.sqsh") if (each := read_squashfs(path)) and each.importer]
@@ -193,7 +193,7 @@ class Store:
 
 
 def _removal_mark(path: Path) -> Path:
-    """The mark that a process is about to remove the file, if nobody uses it."""
+    """The mark that a process is about to remove the file, unless it is used."""
     return path.with_name(f".{path.name}.removing")
 
 

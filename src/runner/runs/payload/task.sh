@@ -256,7 +256,7 @@ trap 'runner_signalled=yes runner_ended=yes; [ $$ != 1 ] || tell TERM $$' TERM
 trap '[ $$ != 1 ] || tell USR2 $$; ask_to_save' USR2
 trap 'tell USR2 $$; ask_to_save' URG
 trap 'runner_signalled=yes; stacks' WINCH
-# One stream: Slurm carries two apart, and an error would stand in job.log before the thousand lines that were printed before it
+# One stream: Slurm carries two apart, and an error would be in job.log before a thousand lines that were printed before it
 "$@" <&0 2>&1 &
 runner_child=$!
 [ ! -e "$runner_attempt/save-and-exit" ] || ask_to_save # the signal came before the program started

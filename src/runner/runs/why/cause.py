@@ -33,7 +33,7 @@ class Cause:
     explanation: str
     fix: str
     fix_own: str = ""
-    """`fix` for a user's own batch script, which has no environment and no recipe of ours"""
+    """`fix` for a user's own batch script, which has neither an environment nor a recipe of runner"""
     kind: str = CAUSE
     """`cause` breaks a run by itself; `symptom` is what other processes report when something broke elsewhere;
     `summary` reports only that something ended (srun, torchrun, our own batch script); `slow` costs time only;
