@@ -244,7 +244,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     elif report.when == "call" or report.skipped:
         outcomes[report.outcome] += 1
     if report.skipped and not hasattr(report, "wasxfail") and not parts.MAY_BE_SKIPPED & report.keywords.keys():
-        unexpected_skips.append(f"skipped: {report.nodeid}: {report.longreprtext.splitlines()[-1][:200]}")
+        reason = report.longreprtext.splitlines()[-1]
+        if not parts.may_skip(reason):
+            unexpected_skips.append(f"skipped: {report.nodeid}: {reason[:200]}")
     for name, value in report.user_properties:
         if name == "engine" and (report.when == "call" or report.skipped):
             engines.setdefault(str(value), Counter())[report.outcome] += 1

@@ -59,6 +59,7 @@ def test_the_marked_commands_print_what_the_page_shows(cluster: Runner, page: Pa
     (tmp_path / "bin/runner").chmod(0o755)
     path = os.pathsep.join((str(tmp_path / "bin"), str(Path(sys.executable).parent), cluster.environ["PATH"]))
     environ = {**cluster.environ, "PATH": path, "RUNNER_SITE": cluster.site, "COLUMNS": "120"}
+    environ["PYTHONUNBUFFERED"] = "1"  # the order in which a terminal shows stdout and stderr
     for number, (local, commands) in enumerate(blocks(page)):
         folder = tmp_path / f"block-{number}"
         folder.mkdir()
