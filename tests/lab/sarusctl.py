@@ -68,7 +68,8 @@ def add(name: str, source_id: str, created: str, data: bytes | None, tree: str =
     if data is not None:
         target.write_bytes(data)
     elif tree:
-        made = ("mksquashfs", tree, str(target), "-noappend", "-no-progress", "-quiet")
+        # as in a real store: the files of an ordinary user's image are root's in its namespace
+        made = ("mksquashfs", tree, str(target), "-noappend", "-no-progress", "-quiet", "-all-root")
         subprocess.run(made, check=True, stdout=subprocess.DEVNULL)
     names = list(dict.fromkeys((full_name(name), name)))
     save([*listed(), {"id": new, "layer": layer, "names": names, "created": created}])
