@@ -34,10 +34,14 @@ if TYPE_CHECKING:
 Named = Run | str | Path
 
 
-def launch(job: str | None = None, *, args: Sequence[object] = (), **options: object) -> tuple[Run, ...]:
+def launch(
+    job: str | None = None, *, args: Sequence[object] = (), **options: object
+) -> tuple[Run, ...]:
     """Start a run, or those of a sweep or array. `options` are those of `runner launch`: `nodes=2, time=240`."""
     if wrong := {"dry_run", "help", "json", "parsable", "wait"} & {*options}:
-        raise RunnerError(f"launch has no option {wrong.pop()!r}", "it changes what is printed", "see docs/api.md")
+        raise RunnerError(
+            f"launch has no option {wrong.pop()!r}", "it changes what is printed", "see docs/api.md"
+        )
     words = ["launch", *filter(None, [job])]
     for name, value in options.items():
         for each in value if isinstance(value, list | tuple) else [value]:
@@ -49,7 +53,9 @@ def launch(job: str | None = None, *, args: Sequence[object] = (), **options: ob
 def rerun(run: Named, *, tags: Sequence[str] = (), site: str | None = None) -> Run:
     """Repeat a launch exactly; `run` may also be the path of a lock.toml."""
     word = str(run.folder if isinstance(run, Run) else run)
-    return _start(["rerun", word, *(f"--tag={tag}" for tag in tags), *([f"--site={site}"] if site else [])])[0]
+    return _start(
+        ["rerun", word, *(f"--tag={tag}" for tag in tags), *([f"--site={site}"] if site else [])]
+    )[0]
 
 
 def status(*runs: Named, site: str | None = None) -> tuple[RunStatus, ...]:
@@ -57,13 +63,19 @@ def status(*runs: Named, site: str | None = None) -> tuple[RunStatus, ...]:
     return ask(_runs(runs, site) if runs else list_runs(runs_folder(site))[-20:])
 
 
-def wait(*runs: Named, timeout_seconds: float = float("inf"), site: str | None = None) -> tuple[RunStatus, ...]:
+def wait(
+    *runs: Named, timeout_seconds: float = float("inf"), site: str | None = None
+) -> tuple[RunStatus, ...]:
     """The status of each run when all have ended. Raises RunnerError after the timeout, and the runs continue."""
     found, end = _runs(runs, site), time.monotonic() + timeout_seconds
 
     def pause(seconds: float) -> None:
         if (left := end - time.monotonic()) <= 0:
-            raise RunnerError("not all runs have ended", f"waited for {timeout_seconds} s", "wait longer, or cancel")
+            raise RunnerError(
+                "not all runs have ended",
+                f"waited for {timeout_seconds} s",
+                "wait longer, or cancel",
+            )
         time.sleep(min(seconds, left))
 
     return watch(lambda: [reloaded(run) for run in found], sleep=pause)
@@ -75,7 +87,12 @@ def cancel(*runs: Named, site: str | None = None) -> tuple[tuple[Run, bool], ...
 
 
 def logs(
-    run: Named, *, ranks: Sequence[int] = (), attempt: int | None = None, last: int = 0, site: str | None = None
+    run: Named,
+    *,
+    ranks: Sequence[int] = (),
+    attempt: int | None = None,
+    last: int = 0,
+    site: str | None = None,
 ) -> str:
     """The output so far: of all ranks and attempts or of some, or only the `last` lines."""
     found = _run(run, site)
@@ -89,7 +106,9 @@ def why(run: Named = "last", *, site: str | None = None) -> Answer:
     return explain_run(_run(run, site))
 
 
-def history(filters: launches.Filters | None = None, *, site: str | None = None) -> tuple[launches.Launch, ...]:
+def history(
+    filters: launches.Filters | None = None, *, site: str | None = None
+) -> tuple[launches.Launch, ...]:
     """Past launches that match the filters, oldest first."""
     return tuple(launches.find(list_runs(runs_folder(site)), filters or launches.Filters()))
 
@@ -99,7 +118,9 @@ def account(*runs: Named, site: str | None = None) -> tuple[accounts.Account, ..
     return tuple(accounts.account(run, time.time()) for run in _runs(runs, site))
 
 
-def metrics(run: Named, *names: str, axis: str = "step", site: str | None = None) -> tuple[Curve, ...]:
+def metrics(
+    run: Named, *names: str, axis: str = "step", site: str | None = None
+) -> tuple[Curve, ...]:
     """One curve per metric (default: loss). The axis is `step`, `tokens`, or `hours` since the first step."""
     found = _run(run, site)
     return read_curves(found.name, found.folder / "metrics.jsonl", names or ("loss",), axis)
@@ -113,10 +134,14 @@ def diff(left: Named, right: Named | None = None, *, site: str | None = None) ->
     run = _run(left, site)
     if right is not None:
         return compare(run_side(run), run_side(_run(right, site)))
-    return compare(run_side(run), side_now(run, lambda words: launch_request(_quiet(words)[0]), find_project()))
+    return compare(
+        run_side(run), side_now(run, lambda words: launch_request(_quiet(words)[0]), find_project())
+    )
 
 
-def env_check(*environments: str, engine: str | None = None, site: str | None = None) -> tuple[Finding, ...]:
+def env_check(
+    *environments: str, engine: str | None = None, site: str | None = None
+) -> tuple[Finding, ...]:
     """What is wrong with environments or batch scripts; without any, with the default environment."""
     from runner.commands.env_check import examine
 
@@ -146,7 +171,9 @@ def _quiet(words: Sequence[str]) -> tuple[argparse.Namespace, Console, list[str]
     """A parsed command, a console whose messages go to the logger `runner`, and the list that takes its answers."""
     args, console, answers = parse(words), Console(), list[str]()
     assert args is not None  # only --help and --version give None
-    vars(console).update(terminal=False, answer=answers.append, _write=logging.getLogger("runner").info)
+    vars(console).update(
+        terminal=False, answer=answers.append, _write=logging.getLogger("runner").info
+    )
     return args, console, answers
 
 
@@ -155,5 +182,8 @@ def _run(run: Named, site: str | None) -> Run:
 
 
 def _runs(runs: Sequence[Named], site: str | None) -> list[Run]:
-    found = ([_run(run, site)] if isinstance(run, Run) else find_runs(str(run), runs_folder(site)) for run in runs)
+    found = (
+        [_run(run, site)] if isinstance(run, Run) else find_runs(str(run), runs_folder(site))
+        for run in runs
+    )
     return [run for some in found for run in some]

@@ -80,7 +80,9 @@ def here_documents(text: str) -> tuple[HereDocument, ...]:
 
 def here_document_lines(text: str) -> frozenset[int]:
     """The numbers of the lines inside here-documents, with the lines of their marks."""
-    ranges = (range(each.line, each.line + each.body.count("\n") + 1) for each in here_documents(text))
+    ranges = (
+        range(each.line, each.line + each.body.count("\n") + 1) for each in here_documents(text)
+    )
     return frozenset(number for lines in ranges for number in lines)
 
 
@@ -90,7 +92,9 @@ class _Reader:
         self.position = 0
         self.depth = 0
         self.parentheses = 0
-        self.depends = False  # the next command runs only if the one before succeeds, or only if it fails
+        self.depends = (
+            False  # the next command runs only if the one before succeeds, or only if it fails
+        )
         # (mark, quoted) of the here-documents whose bodies begin on the next line
         self.opened: list[tuple[str, bool]] = []
         self.here_documents: list[HereDocument] = []
@@ -116,7 +120,11 @@ class _Reader:
                 raw, ended = self.text[start : self.position], "\n"
                 self._end_line()
                 break
-            if any(word.raw == "[[" for word in words) and words[-1].raw != "]]" and rest[0] in "&|()<>":
+            if (
+                any(word.raw == "[[" for word in words)
+                and words[-1].raw != "]]"
+                and rest[0] in "&|()<>"
+            ):
                 words.append(Word(rest[0], rest[0]))
                 self.position += 1
             elif found := _REDIRECTION.match(self.text, self.position):
@@ -151,7 +159,13 @@ class _Reader:
         return self._finished(words, start, raw, array, tuple(redirections), ended)
 
     def _finished(
-        self, words: list[Word], start: int, raw: str, array: str, redirections: tuple[str, ...], ended: str
+        self,
+        words: list[Word],
+        start: int,
+        raw: str,
+        array: str,
+        redirections: tuple[str, ...],
+        ended: str,
     ) -> Command | None:
         nested, self.depends = self.depth > 0 or self.depends, ended in {"&&", "||"}
         if words and not array:
@@ -162,12 +176,16 @@ class _Reader:
                 self.depth += words[0].raw in OPENING
                 nested = nested or words[0].raw in _PREFIXES
                 words = words[1:]
-            if words and (words[0].raw in OPENING or (words[0].raw == "function" and words[-1].raw == "{")):
+            if words and (
+                words[0].raw in OPENING or (words[0].raw == "function" and words[-1].raw == "{")
+            ):
                 self.depth += 1
         if not words and not array:
             return None
         line = self.text.count("\n", 0, start) + 1
-        return Command(tuple(words), line, raw.strip(), nested, array, redirections, ended in {"|", "|&"})
+        return Command(
+            tuple(words), line, raw.strip(), nested, array, redirections, ended in {"|", "|&"}
+        )
 
     def _end_line(self) -> None:
         end = self.text.find("\n", self.position)
@@ -177,7 +195,9 @@ class _Reader:
             last = re.compile(rf"^\t*{re.escape(mark)}$", re.M).search(self.text, start)
             self.position = len(self.text) if last is None else min(last.end() + 1, len(self.text))
             body = self.text[start : last.start() if last else None]
-            self.here_documents.append(HereDocument(mark, quoted, self.text.count("\n", 0, start) + 1, body))
+            self.here_documents.append(
+                HereDocument(mark, quoted, self.text.count("\n", 0, start) + 1, body)
+            )
         self.opened.clear()
 
     def _redirection(self, operator: str) -> str:
@@ -204,7 +224,10 @@ class _Reader:
 
     def _word(self) -> Word:
         start, pieces, marks = self.position, list[str | Variable](), set[str]()
-        while self.position < len(self.text) and (character := self.text[self.position]) not in " \t\n;&|<>()":
+        while (
+            self.position < len(self.text)
+            and (character := self.text[self.position]) not in " \t\n;&|<>()"
+        ):
             if character == "'":
                 pieces.append(self._until("'"))
             elif character == '"':
@@ -222,13 +245,21 @@ class _Reader:
                 marks |= {"computed"} if character in "*?" else set()
                 pieces.append(character)
                 self.position += 1
-        self.position += self.position == start  # always advance, also past a character that cannot begin a word
+        self.position += (
+            self.position == start
+        )  # always advance, also past a character that cannot begin a word
         raw = self.text[start : self.position]
         array = _ARRAY.fullmatch(raw.strip('"'))
         text = written(pieces)
         computed = "computed" in marks or text is None or ("array" in marks and not array)
         single = len(pieces) == 1 and isinstance(pieces[0], Variable) and raw.startswith("$")
-        return Word(raw if text is None or computed else text, raw, computed, single, array[1] if array else "")
+        return Word(
+            raw if text is None or computed else text,
+            raw,
+            computed,
+            single,
+            array[1] if array else "",
+        )
 
     def _until(self, quote: str) -> str:
         end = self.text.find(quote, self.position + 1)
@@ -266,7 +297,9 @@ class _Reader:
             pieces.append(Variable(found[1]))
             self.position = found.end()
         elif found := re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.S).match(self.text, self.position):
-            pieces.append(found[1].encode("latin-1", "backslashreplace").decode("unicode_escape", "replace"))
+            pieces.append(
+                found[1].encode("latin-1", "backslashreplace").decode("unicode_escape", "replace")
+            )
             self.position = found.end()
         elif self.text.startswith(("$(", "${"), self.position):
             marks.add("computed")

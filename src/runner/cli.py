@@ -34,7 +34,10 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "runs": {
         "launch": ("launch:launch_run", "start a script or command in an environment; prints RUN"),
         "shell": ("shell:open_shell", "open a shell or run a command in an environment or a run"),
-        "open": ("open", "JupyterLab, VS Code or TensorBoard in an environment or a run; prints a URL"),
+        "open": (
+            "open",
+            "JupyterLab, VS Code or TensorBoard in an environment or a run; prints a URL",
+        ),
         "status": ("status:show_status", "list runs: state, progress, time left"),
         "watch": ("status:watch_status", "show the status until all runs have ended"),
         "top": ("top:show_top", "show the GPU, CPU and memory use of a run's nodes"),
@@ -44,9 +47,18 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "rerun": ("rerun:run_again", "repeat a launch exactly, from a run's lock file"),
         "diff": ("diff:show_difference", "compare two launches"),
         "plot": ("plot:plot_runs", "plot metrics of runs: loss, tokens/s and others"),
-        "report": ("report:write_report", "write an HTML page about runs: curves, attempts, account, causes"),
-        "account": ("account:show_account", "show where the GPU time of runs went, and what reduces the losses"),
-        "why": ("why:show_why", "explain why a run failed, is waiting or is slow: cause, evidence, fix"),
+        "report": (
+            "report:write_report",
+            "write an HTML page about runs: curves, attempts, account, causes",
+        ),
+        "account": (
+            "account:show_account",
+            "show where the GPU time of runs went, and what reduces the losses",
+        ),
+        "why": (
+            "why:show_why",
+            "explain why a run failed, is waiting or is slow: cause, evidence, fix",
+        ),
     },
     "models": {
         "prefetch": ("prefetch:prefetch_job", "download the models and datasets that a job needs"),
@@ -55,9 +67,15 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "machine": {
         "init": ("init", "start a project here, or write a site file"),
         "site": ("site", "list | show sites (clusters), and the source of each value"),
-        "doctor": ("doctor:examine_machine", "check what this machine can do, and how to fix what is missing"),
+        "doctor": (
+            "doctor:examine_machine",
+            "check what this machine can do, and how to fix what is missing",
+        ),
         "connect": ("connect:connect_host", "open the connection to HOST that --on HOST uses"),
-        "cluster": ("cluster", "render | create | list | status | ssh | destroy | adopt a cluster in a cloud"),
+        "cluster": (
+            "cluster",
+            "render | create | list | status | ssh | destroy | adopt a cluster in a cloud",
+        ),
         "completion": ("completion", "print the completion script of a shell"),
         "skill": ("skill:print_skill", "print what a coding agent must know to use runner"),
     },
@@ -80,7 +98,9 @@ def split_on(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         if name == "--on":
             at += 0 if equals else 1
             if not (host := host if equals else "".join(before[at : at + 1])):
-                raise RunnerError("--on has no host", "the name of a host must follow", "--on HOST", exit_code=2)
+                raise RunnerError(
+                    "--on has no host", "the name of a host must follow", "--on HOST", exit_code=2
+                )
             hosts.append(host)
         else:
             words.append(before[at])
@@ -94,9 +114,13 @@ def make_parser(verbs: Sequence[str]) -> Parser:
 
     from runner.commands.options import Parser, add_verb, common_options
 
-    parser = Parser(prog="runner", description="From a Containerfile to a running, restartable Slurm job.")
+    parser = Parser(
+        prog="runner", description="From a Containerfile to a running, restartable Slurm job."
+    )
     parser.add_argument("--version", action="version", version=f"runner {__version__}")
-    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser, prog="runner")
+    subparsers = parser.add_subparsers(
+        dest="verb", metavar="VERB", parser_class=Parser, prog="runner"
+    )
     common = common_options()
     for verb in verbs:
         name = VERBS[verb][0]
@@ -109,7 +133,11 @@ def make_parser(verbs: Sequence[str]) -> Parser:
 
 def overview() -> str:
     """The text of `runner --help`."""
-    lines = ["usage: runner VERB [options] [-- ARGS…]", "", "From a Containerfile to a running, restartable Slurm job."]
+    lines = [
+        "usage: runner VERB [options] [-- ARGS…]",
+        "",
+        "From a Containerfile to a running, restartable Slurm job.",
+    ]
     for group, verbs in GROUPS.items():
         lines += ["", f"{group}:"]
         lines += [f"  {verb:<12}{summary}" for verb, (_, summary) in verbs.items()]
@@ -153,15 +181,25 @@ def parse(argv: Sequence[str]) -> argparse.Namespace | None:
             return None
         close = nearest(words[0], ("--help", "--version", "--on", "--site", "--verbose"), 0.75)
         fix = f"did you mean runner {close}?" if close else "runner --help"
-        raise RunnerError(f"there is no verb in {' '.join(words)!r}", "a verb must come first", fix, exit_code=2)
+        raise RunnerError(
+            f"there is no verb in {' '.join(words)!r}", "a verb must come first", fix, exit_code=2
+        )
     verb = words[at]
     if verb not in VERBS:
         close = nearest(verb, VERBS, 0.6)
         fix = f"did you mean `runner {close}`?" if close else "runner --help"
-        raise RunnerError(f"there is no verb {verb!r}", f"the verbs are {', '.join(VERBS)}", fix, exit_code=2)
+        raise RunnerError(
+            f"there is no verb {verb!r}", f"the verbs are {', '.join(VERBS)}", fix, exit_code=2
+        )
     # common options may also come before the verb; moved to the end, they reach the innermost parser (`env show`)
     args = make_parser((verb,)).parse_args([*words[at:], *words[:at]])
-    args.rest, args.typed, args.parse, args.make_parser, args.verbs = rest, (*argv,), parse, make_parser, tuple(VERBS)
+    args.rest, args.typed, args.parse, args.make_parser, args.verbs = (
+        rest,
+        (*argv,),
+        parse,
+        make_parser,
+        tuple(VERBS),
+    )
     return args
 
 

@@ -76,7 +76,9 @@ def likely(partitions: Sequence[Partition]) -> Partition | None:
 
 def node_architecture(partition: str) -> str | None:
     """The architecture of a partition's nodes, as OCI names it; None if Slurm does not report it."""
-    names = output(("sinfo", "--noheader", "--Node", f"--partition={partition}", "--format=%N")).split()
+    names = output(
+        ("sinfo", "--noheader", "--Node", f"--partition={partition}", "--format=%N")
+    ).split()
     if not names:
         return None
     found = re.search(r"\bArch=(\S+)", output(("scontrol", "--oneliner", "show", "node", names[0])))
@@ -85,13 +87,24 @@ def node_architecture(partition: str) -> str | None:
 
 def accounts() -> tuple[str, ...]:
     """The accounts that this user may charge; empty if Slurm has no accounting."""
-    words = ("sacctmgr", "--noheader", "--parsable2", "show", "associations", f"user={getpass.getuser()}")
+    words = (
+        "sacctmgr",
+        "--noheader",
+        "--parsable2",
+        "show",
+        "associations",
+        f"user={getpass.getuser()}",
+    )
     return tuple(dict.fromkeys(output((*words, "format=Account")).split()))
 
 
 def versions() -> dict[str, str]:
     """Versions of Slurm and of the container programs on this machine."""
-    asked = {"slurm": ("sbatch", "--version"), "enroot": ("enroot", "version"), "apptainer": ("apptainer", "--version")}
+    asked = {
+        "slurm": ("sbatch", "--version"),
+        "enroot": ("enroot", "version"),
+        "apptainer": ("apptainer", "--version"),
+    }
     found = {name: re.search(r"\d+\.\d+[\w.-]*", output(words)) for name, words in asked.items()}
     return {name: version[0] for name, version in found.items() if version}
 

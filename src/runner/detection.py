@@ -40,18 +40,29 @@ def _detect(environ: Mapping[str, str]) -> tuple[str, str]:
                 return name, f"{word} exists on this machine"
     if not slurm:
         there = process.which("sbatch") is not None
-        why = "sbatch is installed, but Slurm is not set up" if there else "sbatch is not installed on this machine"
+        why = (
+            "sbatch is installed, but Slurm is not set up"
+            if there
+            else "sbatch is not installed on this machine"
+        )
         return "local", why
     if "container-image" in slurm_plugins() and "environment" not in slurm_plugins():
         return "generic-pyxis", "srun has --container-image"
     known = ", ".join(f"--{flag}" for flag in sorted(slurm_plugins() & {"environment", "edf"}))
-    return "generic-slurm", f"srun has {known}" if known else "sbatch is installed, and srun has no container plugin"
+    return (
+        "generic-slurm",
+        f"srun has {known}" if known else "sbatch is installed, and srun has no container plugin",
+    )
 
 
 def slurm_configuration(environ: Mapping[str, str]) -> Path | None:
     """Slurm's configuration file on this machine; None if the controller distributes it instead (configless Slurm)."""
     named = environ.get("SLURM_CONF")
-    places = (named,) if named else ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/opt/slurm/etc/slurm.conf")
+    places = (
+        (named,)
+        if named
+        else ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/opt/slurm/etc/slurm.conf")
+    )
     return next((Path(place) for place in places if Path(place).is_file()), None)
 
 
@@ -70,8 +81,14 @@ def cluster_name(environ: Mapping[str, str]) -> str | None:
     if named or process.which("scontrol") is None:
         return named
     path = slurm_configuration(environ)
-    with suppress(RunnerError, OSError):  # a controller that does not answer must not stop a dry run
-        text = path.read_text() if path else process.run(("scontrol", "show", "config"), timeout_seconds=3).stdout
+    with suppress(
+        RunnerError, OSError
+    ):  # a controller that does not answer must not stop a dry run
+        text = (
+            path.read_text()
+            if path
+            else process.run(("scontrol", "show", "config"), timeout_seconds=3).stdout
+        )
         found = re.search(r"^\s*ClusterName\s*=\s*(\S+)", text, re.MULTILINE | re.IGNORECASE)
         return found[1] if found else None
     return None
@@ -83,4 +100,6 @@ def slurm_plugins() -> frozenset[str]:
     if process.which("srun") is None:
         return frozenset()
     text = process.run(("srun", "--help"), check=False, timeout_seconds=5).stdout
-    return frozenset(flag for flag in ("environment", "edf", "container-image") if f"--{flag}=" in text)
+    return frozenset(
+        flag for flag in ("environment", "edf", "container-image") if f"--{flag}=" in text
+    )

@@ -24,11 +24,15 @@ class RunnerError(Exception):
         """The three parts as printed on stderr, continuation lines indented under their part."""
         parts = [("runner: ", self.what), ("  because: ", self.why), ("  try:     ", self.fix)]
         return "\n".join(
-            label + text.strip("\n").replace("\n", "\n           ") for label, text in parts if text.strip()
+            label + text.strip("\n").replace("\n", "\n           ")
+            for label, text in parts
+            if text.strip()
         )
 
 
-def unknown(kind: str, name: str, known: Iterable[str], fix: str = "", place: object = None) -> RunnerError:
+def unknown(
+    kind: str, name: str, known: Iterable[str], fix: str = "", place: object = None
+) -> RunnerError:
     """The error for a name that does not exist. It suggests a similar name and lists all known names.
 
     `place` is the line of the file that contains the name.

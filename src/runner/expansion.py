@@ -77,7 +77,10 @@ def expand(text: str, variables: Mapping[str, str], what: str) -> str:
 
     Raises RunnerError for a variable that is not defined and has no default.
     """
-    return "".join(part if isinstance(part, str) else _value(part, variables, what) for part in parts(text, what))
+    return "".join(
+        part if isinstance(part, str) else _value(part, variables, what)
+        for part in parts(text, what)
+    )
 
 
 def _value(variable: Variable, variables: Mapping[str, str], what: str) -> str:

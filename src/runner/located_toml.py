@@ -66,15 +66,21 @@ class Document:
 def read_toml(path: Path) -> Document:
     """The file's data and lines. Raises RunnerError for a missing or unreadable file and for TOML errors."""
     try:
-        text = path.read_bytes().decode("utf-8-sig")  # editors on Windows put a byte order mark in front
+        text = path.read_bytes().decode(
+            "utf-8-sig"
+        )  # editors on Windows put a byte order mark in front
     except UnicodeDecodeError as error:
         line = path.read_bytes()[: error.start].count(b"\n") + 1
         raise RunnerError(
-            f"cannot read {Place(path, line)}", "the file is not UTF-8", f"iconv -f LATIN1 -t UTF-8 {path} > NEW"
+            f"cannot read {Place(path, line)}",
+            "the file is not UTF-8",
+            f"iconv -f LATIN1 -t UTF-8 {path} > NEW",
         ) from error
     except OSError as error:
         raise RunnerError(
-            f"cannot read {path}", error.strerror or str(error), "check the path and the file's mode"
+            f"cannot read {path}",
+            error.strerror or str(error),
+            "check the path and the file's mode",
         ) from error
     return parse_toml(text, path)
 
@@ -93,7 +99,9 @@ def _syntax_error(text: str, path: Path, message: str) -> RunnerError:
     found = re.search(r" \(at line (\d+), column (\d+)\)", message)
     if not found:  # "(at end of document)"
         return RunnerError(
-            f"{Place(path)} is not valid TOML", message, "close the string, array or table that is still open"
+            f"{Place(path)} is not valid TOML",
+            message,
+            "close the string, array or table that is still open",
         )
     line, column = int(found[1]), int(found[2])
     wrong = text.split("\n")[line - 1]
@@ -137,7 +145,11 @@ _NAMES: dict[type, str] = {
 def wrong_type(document: Document, keys: Keys, expected: str) -> RunnerError:
     """The error for a value of another type than `expected`."""
     value = document.get(*keys)
-    hint = f'write "{str(value).lower() if isinstance(value, bool) else value}"' if expected == "text" else ""
+    hint = (
+        f'write "{str(value).lower() if isinstance(value, bool) else value}"'
+        if expected == "text"
+        else ""
+    )
     return RunnerError(
         f"{document.place(*keys)}: {'.'.join(keys)} must be {expected}",
         f"its value is {_NAMES.get(type(value), type(value).__name__)}: {value!r}",
@@ -210,7 +222,9 @@ class Locator:
         self.counted = (0, 1)  # a position, and its line
         self.lines: dict[Keys, int] = {}
         self.headers: list[tuple[int, Keys]] = []
-        self.arrays: dict[Keys, int] = {}  # arrays of tables, by their full path: index of the newest table
+        self.arrays: dict[
+            Keys, int
+        ] = {}  # arrays of tables, by their full path: index of the newest table
         self._document()
 
     def _line(self) -> int:

@@ -7,9 +7,20 @@ from pathlib import Path
 
 from runner.errors import RunnerError, unknown
 
-SUFFIXES = {"containers": ".toml", "edf": ".toml", "jobs": ".toml", "clusters": ".toml", "jobs/deepspeed": ".json"}
-KIND_NAMES = {"containers": "recipe", "edf": "environment", "jobs": "job", "clusters": "cluster",
-              "jobs/deepspeed": "DeepSpeed preset"}  # fmt: skip
+SUFFIXES = {
+    "containers": ".toml",
+    "edf": ".toml",
+    "jobs": ".toml",
+    "clusters": ".toml",
+    "jobs/deepspeed": ".json",
+}
+KIND_NAMES = {
+    "containers": "recipe",
+    "edf": "environment",
+    "jobs": "job",
+    "clusters": "cluster",
+    "jobs/deepspeed": "DeepSpeed preset",
+}
 
 
 @dataclass(frozen=True)
@@ -24,7 +35,9 @@ class Project:
     @property
     def roots(self) -> tuple[Path, ...]:
         """The folders to search, the user's own first."""
-        return tuple(dict.fromkeys(folder for folder in (self.root, self.shipped) if folder is not None))
+        return tuple(
+            dict.fromkeys(folder for folder in (self.root, self.shipped) if folder is not None)
+        )
 
     @property
     def runs(self) -> Path:
@@ -33,7 +46,9 @@ class Project:
 
     def names(self, kind: str) -> tuple[str, ...]:
         """The known names of a kind (`containers`, `edf`, `jobs` or `jobs/deepspeed`), from all roots."""
-        found = {path.stem for root in self.roots for path in (root / kind).glob("*" + SUFFIXES[kind])}
+        found = {
+            path.stem for root in self.roots for path in (root / kind).glob("*" + SUFFIXES[kind])
+        }
         return tuple(sorted(found))
 
     def find(self, kind: str, name: str) -> Path:
@@ -47,7 +62,9 @@ class Project:
             if path.is_file():
                 return path
             why = f"{path} is not a file" if path.exists() else f"{path} does not exist"
-            raise RunnerError(f"there is no {KIND_NAMES[kind]} file {name!r}", why, "check the path")
+            raise RunnerError(
+                f"there is no {KIND_NAMES[kind]} file {name!r}", why, "check the path"
+            )
         stem = name.removesuffix(SUFFIXES[kind])
         for root in self.roots:
             path = root / kind / (stem + SUFFIXES[kind])
@@ -92,5 +109,12 @@ def is_shared_place(folder: Path) -> bool:
     """Whether a folder is the home folder, `/` or a shared temporary folder, which must never be copied as a whole."""
     import tempfile  # slow, and most projects have a runner.toml
 
-    places = {Path.home(), Path("/"), Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"), Path(tempfile.gettempdir())}
+    places = {
+        Path.home(),
+        Path("/"),
+        Path("/tmp"),
+        Path("/var/tmp"),
+        Path("/dev/shm"),
+        Path(tempfile.gettempdir()),
+    }
     return folder.resolve() in {place.resolve() for place in places}

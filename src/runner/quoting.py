@@ -25,7 +25,11 @@ def literal(word: str, what: str = "a word of the command") -> str:
         return word
     if word.isprintable():
         return "'" + word.replace("'", "'\\''") + "'"
-    return "$'" + "".join(_ansi_c(character) for character in encoded.decode("utf-8", "surrogateescape")) + "'"
+    return (
+        "$'"
+        + "".join(_ansi_c(character) for character in encoded.decode("utf-8", "surrogateescape"))
+        + "'"
+    )
 
 
 def live(word: str, what: str = "a flag of the container engine") -> str:

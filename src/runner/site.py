@@ -131,7 +131,9 @@ class Site:
 
     def images(self, environ: Mapping[str, str]) -> Path:
         """The folder of squashfs files: RUNNER_IMAGES or the site's. Raises RunnerError for an undefined variable."""
-        text = environ.get("RUNNER_IMAGES") or expand(self.image_folder, environ, f"the image folder of {self.name}")
+        text = environ.get("RUNNER_IMAGES") or expand(
+            self.image_folder, environ, f"the image folder of {self.name}"
+        )
         return Path(text).absolute()
 
     def runs(self, environ: Mapping[str, str], project: Project) -> Path:
@@ -142,5 +144,7 @@ class Site:
         return Path(text).absolute() if text else project.runs
 
 
-VALUES = tuple(item.name for item in fields(Site) if item.name not in {"name", "summary", "origins"})
+VALUES = tuple(
+    item.name for item in fields(Site) if item.name not in {"name", "summary", "origins"}
+)
 """the keys of a site file's [values]"""

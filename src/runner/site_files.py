@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import RunnerError, unknown
-from runner.located_toml import Document, Keys, read_toml, refuse_unknown_keys, string_table, strings, typed, wrong_type
+from runner.located_toml import (
+    Document,
+    Keys,
+    read_toml,
+    refuse_unknown_keys,
+    string_table,
+    strings,
+    typed,
+    wrong_type,
+)
 from runner.machine import probe
 from runner.site import LOCAL, VALUES, Origin, Site
 
@@ -24,8 +33,12 @@ _KINDS: dict[str, type] = {
     "time_minutes": int,
     "network_gbps": int,
     **dict.fromkeys(("budget_gpu_hours_per_day", "budget_jobs_at_once"), int),
-    **dict.fromkeys(("allreduce_within", "allreduce_across", "failure_hours", "confirm_gpu_hours"), int),
-    **dict.fromkeys(("mounts", "modules", "sbatch", "srun", "host_setup", "inside", "task_setup"), tuple),
+    **dict.fromkeys(
+        ("allreduce_within", "allreduce_across", "failure_hours", "confirm_gpu_hours"), int
+    ),
+    **dict.fromkeys(
+        ("mounts", "modules", "sbatch", "srun", "host_setup", "inside", "task_setup"), tuple
+    ),
     **dict.fromkeys(("env", "annotations", "partitions", "refused", "versions", "quirks"), dict),
 }  # all other values are text
 _WORDS = {
@@ -38,13 +51,23 @@ _WORDS = {
 
 def user_folder(environ: Mapping[str, str]) -> Path:
     """The folder of the user's own site files. They add sites, and override values of the shipped sites."""
-    config = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".config")
+    config = environ.get("XDG_CONFIG_HOME") or str(
+        Path(environ.get("HOME", "~")).expanduser() / ".config"
+    )
     return Path(config) / "runner" / "sites"
 
 
 def site_names(environ: Mapping[str, str]) -> tuple[str, ...]:
     """The names of all known sites, including the user's own."""
-    return tuple(sorted({path.stem for folder in (SHIPPED, user_folder(environ)) for path in folder.glob("*.toml")}))
+    return tuple(
+        sorted(
+            {
+                path.stem
+                for folder in (SHIPPED, user_folder(environ))
+                for path in folder.glob("*.toml")
+            }
+        )
+    )
 
 
 def site_documents(name: str, environ: Mapping[str, str]) -> tuple[Document, ...]:
@@ -58,7 +81,9 @@ def site_documents(name: str, environ: Mapping[str, str]) -> tuple[Document, ...
         paths = [folder / f"{wanted}.toml" for folder in (user_folder(environ), SHIPPED)]
         documents = [_site_document(path) for path in paths if path.is_file()]
         if not documents:
-            raise unknown("site", wanted, site_names(environ), f"create {paths[0]}: runner init --site {name}")
+            raise unknown(
+                "site", wanted, site_names(environ), f"create {paths[0]}: runner init --site {name}"
+            )
         found += documents
         bases = [base for document in documents if (base := typed(document, ("base",), str))]
         wanted = bases[0] if bases else None
@@ -73,7 +98,9 @@ def site_documents(name: str, environ: Mapping[str, str]) -> tuple[Document, ...
 
 def _site_document(path: Path) -> Document:
     document = read_toml(path)
-    refuse_unknown_keys(document, (), ("name", "summary", "base", "sources", "values", "detect"), "site")
+    refuse_unknown_keys(
+        document, (), ("name", "summary", "base", "sources", "values", "detect"), "site"
+    )
     refuse_unknown_keys(document, ("values",), VALUES, "site")
     refuse_unknown_keys(document, ("detect",), ("clusters", "paths", "partitions"), "site")
     for key in typed(document, ("sources",), dict, {}):
@@ -93,7 +120,9 @@ def load_site(name: str, environ: Mapping[str, str] = os.environ) -> Site:
     documents = site_documents(name, environ)
     for document in documents:
         summary = typed(document, ("summary",), str, summary)
-        if document.get("values", "machine_type") is not None:  # before the file's own values, which win
+        if (
+            document.get("values", "machine_type") is not None
+        ):  # before the file's own values, which win
             found, origin = _machine(document)
             values |= found
             origins |= dict.fromkeys(found, origin)
@@ -102,10 +131,18 @@ def load_site(name: str, environ: Mapping[str, str] = os.environ) -> Site:
             if isinstance(value, dict):
                 value = {**values.get(key, {}), **value}
             else:
-                origins = {found: origin for found, origin in origins.items() if not found.startswith(f"{key}.")}
+                origins = {
+                    found: origin
+                    for found, origin in origins.items()
+                    if not found.startswith(f"{key}.")
+                }
             values[key] = value
             origins.update(where)
-    missing = [item.name for item in fields(Site) if item.default is MISSING and item.default_factory is MISSING]
+    missing = [
+        item.name
+        for item in fields(Site)
+        if item.default is MISSING and item.default_factory is MISSING
+    ]
     missing = [key for key in missing if key not in {"name", "summary", *values}]
     if missing:
         raise RunnerError(
@@ -117,7 +154,9 @@ def load_site(name: str, environ: Mapping[str, str] = os.environ) -> Site:
     if not site.is_local:
         return site
     measured = {key: value for key, value in _measured().items() if key not in values}
-    return replace(site, **measured, origins={**origins, **dict.fromkeys(measured, Origin("this machine"))})
+    return replace(
+        site, **measured, origins={**origins, **dict.fromkeys(measured, Origin("this machine"))}
+    )
 
 
 def _machine(document: Document) -> tuple[Mapping[str, Any], Origin]:
@@ -146,7 +185,11 @@ def _value(document: Document, key: str) -> tuple[Any, dict[str, Origin]]:
     origin = _origin(document, whole)
     if kind is tuple:
         items = strings(document, keys)
-        unfit = [item for item in items if key == "inside" and not re.fullmatch(r"[A-Za-z_]\w*", item, re.ASCII)]
+        unfit = [
+            item
+            for item in items
+            if key == "inside" and not re.fullmatch(r"[A-Za-z_]\w*", item, re.ASCII)
+        ]
         if unfit:  # the batch script expands each word as `${!PREFIX*}`
             raise RunnerError(
                 f"{document.place('values', key)}: {key} contains {unfit[0]!r}",
@@ -223,7 +266,9 @@ def _measured() -> dict[str, Any]:
     }
 
 
-def signs(name: str, environ: Mapping[str, str], mentioned: Sequence[str] = ("detect",)) -> Iterator[tuple[str, str]]:
+def signs(
+    name: str, environ: Mapping[str, str], mentioned: Sequence[str] = ("detect",)
+) -> Iterator[tuple[str, str]]:
     """The (kind, word) pairs by which a site is recognized, from the user's file, or else from the shipped one.
 
     The kind is `clusters`, `paths` or `partitions`. Those of a base do not count: a variant of a cluster is another
@@ -246,7 +291,9 @@ def own_image_folder(name: str, environ: Mapping[str, str]) -> str | None:
     return None
 
 
-def _own_documents(name: str, environ: Mapping[str, str], words: Sequence[str]) -> Iterator[Document]:
+def _own_documents(
+    name: str, environ: Mapping[str, str], words: Sequence[str]
+) -> Iterator[Document]:
     """The site's own files, the user's first. Files that contain none of the words are skipped.
 
     Skipping saves parsing them, because some commands look at every site.

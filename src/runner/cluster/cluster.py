@@ -55,20 +55,26 @@ def find_cluster(name: str, project: Project, environ: Mapping[str, str]) -> Clu
     values = _table(document, (), "top", match)
     values |= {name: _table(document, (name,), name, match) for name in ("head", "network")}
     for kind in ("queues", "storage"):
-        values[kind] = [{"name": name, **_table(document, (kind, name), kind, match)} for name in values[kind]]
+        values[kind] = [
+            {"name": name, **_table(document, (kind, name), kind, match)} for name in values[kind]
+        ]
     for queue in values["queues"]:
         queue["machine"] = _machine(queue, provider, document)
     for key, variables in facts("providers")[provider]["needs"].items():
         values[key] = next(filter(None, (values[key], *map(environ.get, variables))), "")
     values["deployment"] = values["deployment"] or path.stem
     priced = (values["head"], *values["storage"], *values["queues"])
-    values["most_per_hour"] = float(sum(each["price_per_hour"] * each.get("count", 1) for each in priced))
+    values["most_per_hour"] = float(
+        sum(each["price_per_hour"] * each.get("count", 1) for each in priced)
+    )
     _check(values, document)
     folder = (project.root or project.start) / "clusters" / path.stem
     return Cluster(path.stem, path, folder, values, facts("providers")[provider])
 
 
-def _table(document: Document, keys: Keys, section: str, match: Mapping[str, str]) -> dict[str, Any]:
+def _table(
+    document: Document, keys: Keys, section: str, match: Mapping[str, str]
+) -> dict[str, Any]:
     """The values of a table, with the defaults of keys.toml."""
     known, found = facts("keys")[section], {}
     if keys:
@@ -79,7 +85,9 @@ def _table(document: Document, keys: Keys, section: str, match: Mapping[str, str
         value = found[name] = typed(document, where, type(like), key.get("default"))
         place, pattern = document.place(*where), match.get(key.get("match", ""), ".*")
         if value is None:
-            raise RunnerError(f"{place}: {'.'.join(where)} is missing", key["meaning"], f"{name} = {like!r}")
+            raise RunnerError(
+                f"{place}: {'.'.join(where)} is missing", key["meaning"], f"{name} = {like!r}"
+            )
         if value and "match" in key and not re.fullmatch(pattern, value):
             why = f"{key['meaning']}; it must match {pattern!r}"
             raise RunnerError(f"{place}: {name} cannot be {value!r}", why, "correct the value")
@@ -95,7 +103,9 @@ def _machine(queue: Mapping[str, Any], provider: str, document: Document) -> Map
         counts = {"gpus_per_node": queue["gpus"], "cpus_per_node": queue["cpus"]}
         return {"site": {**counts, "memory": f"{queue['memory_gb']}G"}, "own": True}
     place = document.place("queues", queue["name"], "machine_type")
-    raise unknown("GPU machine type", name, known, "set gpus, cpus and memory_gb of the queue", place)
+    raise unknown(
+        "GPU machine type", name, known, "set gpus, cpus and memory_gb of the queue", place
+    )
 
 
 def _check(values: Mapping[str, Any], document: Document) -> None:
@@ -105,11 +115,17 @@ def _check(values: Mapping[str, Any], document: Document) -> None:
     environment = jinja2.Environment()
     environment.tests["like"] = lambda text, pattern: re.fullmatch(pattern, text) is not None
     about = facts("providers")[values["provider"]]
-    more = {"about": about, "google": values["provider"] == "google", "adopted": bool(values["document"])}
+    more = {
+        "about": about,
+        "google": values["provider"] == "google",
+        "adopted": bool(values["document"]),
+    }
     for rule in facts("keys")["rules"]:
         breaks, kind = environment.compile_expression(rule["when"]), rule["table"]
         for each in values[kind] if kind else (values,):
             keys = ((kind, each["name"]) if kind else ()) + tuple(rule["key"].split())
             if breaks(each, **more, given=document.get(*keys) is not None):
                 what, fix = (rule[part].format(**each, about=about) for part in ("what", "fix"))
-                raise RunnerError(f"{document.place(*keys)}: {what}", f"{about['title']} does not accept it", fix)
+                raise RunnerError(
+                    f"{document.place(*keys)}: {what}", f"{about['title']} does not accept it", fix
+                )

@@ -23,7 +23,9 @@ def render(template: str, values: Mapping[str, Any]) -> str:
         text = environment.get_template(template).render(values).strip("\n") + "\n"
     except (TypeError, ValueError, LookupError, jinja2.TemplateError) as error:
         what = f"cannot read the adopted file ({template}): {error}"
-        raise RunnerError(what, "a part that each cluster has is missing", "name a complete file") from error
+        raise RunnerError(
+            what, "a part that each cluster has is missing", "name a complete file"
+        ) from error
     raw = values.get("cluster", {}).get("raw")
     if raw and template.endswith(".yaml.j2"):
         import yaml
@@ -46,14 +48,27 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def merge(base: Any, extra: Any) -> Any:
     """`base` with `extra` over it. Tables are merged, and so are lists of tables with names."""
     if isinstance(base, Mapping) and isinstance(extra, Mapping):
-        return {**base, **{key: merge(base[key], value) if key in base else value for key, value in extra.items()}}
+        return {
+            **base,
+            **{
+                key: merge(base[key], value) if key in base else value
+                for key, value in extra.items()
+            },
+        }
     if isinstance(base, list) and isinstance(extra, list) and all(map(_name, (*base, *extra))):
-        return list(merge({_name(each): each for each in base}, {_name(each): each for each in extra}).values())
+        return list(
+            merge(
+                {_name(each): each for each in base}, {_name(each): each for each in extra}
+            ).values()
+        )
     return extra
 
 
 def _name(item: Any) -> Any:
-    return next((item[key] for key in ("Name", "id", "group") if isinstance(item, Mapping) and key in item), None)
+    return next(
+        (item[key] for key in ("Name", "id", "group") if isinstance(item, Mapping) and key in item),
+        None,
+    )
 
 
 def write_own(path: Path, text: str, *, force: bool) -> str:
@@ -62,6 +77,8 @@ def write_own(path: Path, text: str, *, force: bool) -> str:
     marks = [_MARK + sha256(each.strip().encode()).hexdigest()[:16] for each in (rest, text)]
     if path.exists() and not force and head != marks[0]:
         why = "runner did not make this file, or somebody has edited it"
-        raise RunnerError(f"cannot replace {path}", why, "move your changes to the cluster file, then add --force")
+        raise RunnerError(
+            f"cannot replace {path}", why, "move your changes to the cluster file, then add --force"
+        )
     files.write(path, f"{marks[1]}\n{text}")
     return str(path)

@@ -36,10 +36,21 @@ def commands(cluster: Cluster, action: str, state: State = NOT_CREATED) -> list[
         if not values[name]:
             why = f"neither {cluster.path.name} nor {variable} sets it"
             raise RunnerError(f"{cluster.name} has no {name}", why, f"export {variable}=…")
-    own = cluster.path.parent / values["document"] if values["document"] else cluster.folder / provider["document"]
+    own = (
+        cluster.path.parent / values["document"]
+        if values["document"]
+        else cluster.folder / provider["document"]
+    )
     names = {**values, "program": program, "folder": cluster.folder, "document": own.resolve()}
-    names |= {"address": state.address, "node_zone": state.zone, "user": provider["users"].get(values["os"])}
-    return [tuple(word.format(**names) for word in shlex.split(line)) for line in provider["commands"][action]]
+    names |= {
+        "address": state.address,
+        "node_zone": state.zone,
+        "user": provider["users"].get(values["os"]),
+    }
+    return [
+        tuple(word.format(**names) for word in shlex.split(line))
+        for line in provider["commands"][action]
+    ]
 
 
 def check_version(cluster: Cluster) -> None:
@@ -56,15 +67,25 @@ def ask(cluster: Cluster) -> State:
     (command,) = commands(cluster, "status")
     done = process.run(command, check=False)
     if re.search(cluster.provider["absent"], done.stdout):
-        return INCOMPLETE if (cluster.folder / cluster.values["deployment"]).is_dir() else NOT_CREATED
+        return (
+            INCOMPLETE if (cluster.folder / cluster.values["deployment"]).is_dir() else NOT_CREATED
+        )
     try:
         answer = json.loads(done.stdout) if done.exit_code == 0 else []
         found = answer[0] if isinstance(answer, list) else answer
         word, reason = found["status"], "; ".join(found.get("reason") or ())
     except (LookupError, TypeError, ValueError):
-        raise explained(f"cannot get the state of {cluster.name}", done.stdout + done.stderr) from None
+        raise explained(
+            f"cannot get the state of {cluster.name}", done.stdout + done.stderr
+        ) from None
     is_ready = re.fullmatch(cluster.provider["ready"], word) is not None
-    return State(word, is_ready, found.get("name") or "", (found.get("zone") or "").rpartition("/")[2], reason)
+    return State(
+        word,
+        is_ready,
+        found.get("name") or "",
+        (found.get("zone") or "").rpartition("/")[2],
+        reason,
+    )
 
 
 def run(cluster: Cluster, action: str, report: Report) -> None:
@@ -86,7 +107,9 @@ def explained(what: str, text: str) -> RunnerError:
     """The error for messages of the tool, with their meaning."""
     known = [each for each in facts("providers")["failures"] if re.search(each["find"], text)]
     meaning = known[0] if known else {"why": "the tool says:", "fix": "see the tool's message"}
-    return RunnerError(what, "\n".join((meaning["why"], *text.strip().splitlines()[-15:])), meaning["fix"])
+    return RunnerError(
+        what, "\n".join((meaning["why"], *text.strip().splitlines()[-15:])), meaning["fix"]
+    )
 
 
 def remote(cluster: Cluster, state: State, text: str = "") -> tuple[str, ...]:
@@ -101,7 +124,9 @@ def remote(cluster: Cluster, state: State, text: str = "") -> tuple[str, ...]:
 def run_there(cluster: Cluster, state: State, text: str) -> tuple[int, str]:
     """(exit code, output) of a command on the node to log in to; ssh asks nothing."""
     try:
-        done = process.run(remote(cluster, state, text), check=False, own_session=True, timeout_seconds=60)
+        done = process.run(
+            remote(cluster, state, text), check=False, own_session=True, timeout_seconds=60
+        )
         return done.exit_code, done.stderr.strip() if done.exit_code else done.stdout
     except RunnerError as error:
         return 255, error.why

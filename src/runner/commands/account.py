@@ -30,8 +30,15 @@ def show_account(args: argparse.Namespace, console: Console) -> int:
     }
     totals = {unit: add_up(named.values()) for unit, named in groups.items() if named}
     if args.json:
-        by = {unit: {name: each.summary() for name, each in groups[unit].items()} for unit in totals if args.by}
-        total = {unit: classes.summary() | ({"by": by[unit]} if by else {}) for unit, classes in totals.items()}
+        by = {
+            unit: {name: each.summary() for name, each in groups[unit].items()}
+            for unit in totals
+            if args.by
+        }
+        total = {
+            unit: classes.summary() | ({"by": by[unit]} if by else {})
+            for unit, classes in totals.items()
+        }
         console.answer_json({"runs": [account.record() for account in accounts], "total": total})
     elif not totals:
         console.say("no run was launched since then" if args.since else "nothing was held yet")
@@ -39,7 +46,12 @@ def show_account(args: argparse.Namespace, console: Console) -> int:
         console.answer(_draw(groups, totals, args.png))
     else:
         for unit, classes in totals.items():
-            rungs = {each.rung for account in accounts if account.unit == unit for each in account.attempts}
+            rungs = {
+                each.rung
+                for account in accounts
+                if account.unit == unit
+                for each in account.attempts
+            }
             _show(unit, classes, console, in_place=rungs - {""} == {"in_place"})
             if args.by or len(groups[unit]) > 1:
                 _show_groups(args.by or "run", groups[unit], console)
@@ -58,13 +70,23 @@ def _groups(by: str | None, accounts: Sequence[Account]) -> dict[str, Classes]:
     found: dict[str, Classes] = {}
     for account in accounts:
         run = account.run
-        name = run.environment if by == "env" else owner(run.folder) or "you" if by == "user" else run.name
+        name = (
+            run.environment
+            if by == "env"
+            else owner(run.folder) or "you"
+            if by == "user"
+            else run.name
+        )
         pairs: Iterable[tuple[str, Mapping[str, float]]] = [(name, account.classes)]
         if by in ("cause", "node"):
             pairs = account.by_cause() if by == "cause" else account.nodes.items()
         for name, classes in pairs:
             found.setdefault(name, Classes()).add(classes)
-    return dict(sorted(found.items(), key=lambda each: each[1].get("useful", 0.0) - each[1].held)) if by else found
+    return (
+        dict(sorted(found.items(), key=lambda each: each[1].get("useful", 0.0) - each[1].held))
+        if by
+        else found
+    )
 
 
 def _hours(seconds: float) -> str:
@@ -81,14 +103,25 @@ def _show(unit: str, classes: Classes, console: Console, *, in_place: bool) -> N
         f"{_hours(held)} {hours} held; effective training time ratio {_share(classes.get('useful', 0.0), held)}"
     )
     for number, (name, seconds) in enumerate(classes.losses[:3], 1):
-        kept = "see why the attempts failed: runner why" if in_place and name == "restart_gap" else ""
-        console.line(f"loss {number}: {known[name][0]}, {_hours(seconds)} {hours}: {kept or known[name][1]}")
+        kept = (
+            "see why the attempts failed: runner why" if in_place and name == "restart_gap" else ""
+        )
+        console.line(
+            f"loss {number}: {known[name][0]}, {_hours(seconds)} {hours}: {kept or known[name][1]}"
+        )
     console.answer("\n")
     rows = [
-        (known[name][0], _hours(seconds), "not charged", "") if name == "queue"
-        else (known[name][0], _hours(seconds), _share(seconds, held), "#" * round(_BAR * seconds / (held or 1)))
-        for name in known if (seconds := classes.get(name, 0.0)) > 0
-    ]  # fmt: skip
+        (known[name][0], _hours(seconds), "not charged", "")
+        if name == "queue"
+        else (
+            known[name][0],
+            _hours(seconds),
+            _share(seconds, held),
+            "#" * round(_BAR * seconds / (held or 1)),
+        )
+        for name in known
+        if (seconds := classes.get(name, 0.0)) > 0
+    ]
     console.table(("CLASS", hours.upper(), "SHARE", ""), rows)
 
 
@@ -97,13 +130,17 @@ def _show_groups(by: str, groups: Mapping[str, Classes], console: Console) -> No
     rows = []
     for name, classes in groups.items():
         held, useful = classes.held, classes.get("useful", 0.0)
-        largest = "".join(f"{known[kind][0]} {_share(lost, held)}" for kind, lost in classes.losses[:1])
+        largest = "".join(
+            f"{known[kind][0]} {_share(lost, held)}" for kind, lost in classes.losses[:1]
+        )
         rows.append((name, _hours(held), _share(useful, held), _hours(held - useful), largest))
     console.answer("\n")
     console.table((by.upper(), "HELD", "RATIO", "LOST", "LARGEST LOSS"), rows)
 
 
-def _draw(groups: Mapping[str, Mapping[str, Classes]], totals: Mapping[str, Classes], path: str) -> str:
+def _draw(
+    groups: Mapping[str, Mapping[str, Classes]], totals: Mapping[str, Classes], path: str
+) -> str:
     """Draw a bar for each run or group; a single one for all if there are many."""
     from runner.runs.plot import write_picture
 
@@ -112,7 +149,12 @@ def _draw(groups: Mapping[str, Mapping[str, Classes]], totals: Mapping[str, Clas
     for unit, total in totals.items():
         named = groups[unit] if len(groups[unit]) <= _MOST_BARS else {"all": total}
         bars = [
-            {"name": name, "parts": [(known[kind][0], each.get(kind, 0.0) / 3600) for kind in list(known)[:-1]]}
+            {
+                "name": name,
+                "parts": [
+                    (known[kind][0], each.get(kind, 0.0) / 3600) for kind in list(known)[:-1]
+                ],
+            }
             for name, each in named.items()
         ]
         panels.append({"label": f"{unit.upper()} hours", "bars": bars})

@@ -13,7 +13,14 @@ _EVERY_SECONDS = 5.0  # how often a plain line is printed
 def live_bar(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """A bar on stderr with bytes, rate and time left; the yielded function advances it."""
     from rich.console import Console as RichConsole
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
     counts = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     columns = (TextColumn("{task.description}"), BarColumn(), *counts)

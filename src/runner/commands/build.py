@@ -59,8 +59,19 @@ def _build_in_a_job(name: str, site: Site, args: argparse.Namespace, console: Co
     options = ("tag", "base_tag", "platform", "engine")
     values = [(f"--{name.replace('_', '-')}", getattr(args, name)) for name in options]
     values += [("--build-arg", word) for word in args.build_arg]
-    flags = [f"{flag}={value}" for flag, value in values if value] + (["--no-cache"] if args.no_cache else [])
-    words = (sys.executable, "-m", "runner", "build", args.recipe, "--import", f"--site={site.name}", *flags)
+    flags = [f"{flag}={value}" for flag, value in values if value] + (
+        ["--no-cache"] if args.no_cache else []
+    )
+    words = (
+        sys.executable,
+        "-m",
+        "runner",
+        "build",
+        args.recipe,
+        "--import",
+        f"--site={site.name}",
+        *flags,
+    )
     here = Path.cwd()
     job = BuildJob(name, here, here, words, site.container_storage or "", site.images(os.environ))
     if args.dry_run:
@@ -90,7 +101,9 @@ def _build_options(args: argparse.Namespace) -> BuildOptions:
                 exit_code=2,
             )
     pairs = (word.split("=", 1) for word in args.build_arg)
-    return BuildOptions(args.engine, args.tag, args.no_cache, args.platform, {key: value for key, value in pairs})
+    return BuildOptions(
+        args.engine, args.tag, args.no_cache, args.platform, {key: value for key, value in pairs}
+    )
 
 
 def image_maker(project: Project, environ: Mapping[str, str], report: Report) -> MakeImage:
@@ -123,7 +136,11 @@ def image_maker(project: Project, environ: Mapping[str, str], report: Report) ->
 
 
 def _put_into_store(
-    command: tuple[str, ...], site: Site, project: Project, environ: Mapping[str, str], report: Report
+    command: tuple[str, ...],
+    site: Site,
+    project: Project,
+    environ: Mapping[str, str],
+    report: Report,
 ) -> None:
     """Do what the command does that puts a missing image into Sarus Suite's store."""
     from runner.images.importer.plan import ImportOptions, ImportRequest
@@ -133,7 +150,9 @@ def _put_into_store(
     report.say(f"same as: {' '.join(command)}")
     if verb == "build":
         platform = f"linux/{site.architecture}" if site.architecture else None
-        image = build(load_recipe(name, project), BuildOptions("podman", platform=platform), environ, report)
+        image = build(
+            load_recipe(name, project), BuildOptions("podman", platform=platform), environ, report
+        )
         name = f"podman://{image.reference}"
     options = ImportOptions(architecture=site.architecture)
     store_image(ImportRequest(name, site.images(environ), project, environ, options), report)

@@ -13,9 +13,11 @@ def cancel_runs(args: argparse.Namespace, console: Console) -> int:
     """`runner cancel`: end runs, and print which."""
     if not args.runs:
         raise RunnerError(
-            "cancel: no run is given", "`runner cancel` ends only the runs that you name",
-            "runner cancel last; runner status lists the names", exit_code=2,
-        )  # fmt: skip
+            "cancel: no run is given",
+            "`runner cancel` ends only the runs that you name",
+            "runner cancel last; runner status lists the names",
+            exit_code=2,
+        )
     folder = runs_folder(args.site)
     runs = [run for word in args.runs for run in find_runs(word, folder)]
     if args.dry_run:
@@ -24,7 +26,9 @@ def cancel_runs(args: argparse.Namespace, console: Console) -> int:
         return 0
     done = cancel(runs, console)
     if args.json:
-        console.answer_json([{"run": run.name, "job_id": run.job_id, "cancelled": was} for run, was in done])
+        console.answer_json(
+            [{"run": run.name, "job_id": run.job_id, "cancelled": was} for run, was in done]
+        )
     else:
         for run, was in done:
             console.say(f"{run.name}: " + ("cancelled" if was else "had already ended"))

@@ -32,18 +32,43 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     verb = subparsers.add_parser("cluster", parents=[common])
     actions = verb.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, function, text, options in (
-        ("render", render, "write what the provider's tool reads, and the site file", ("dry-run", "force")),
-        ("create", create, "create the cluster, and wait until Slurm is ready", ("dry-run", "force", "yes")),
+        (
+            "render",
+            render,
+            "write what the provider's tool reads, and the site file",
+            ("dry-run", "force"),
+        ),
+        (
+            "create",
+            create,
+            "create the cluster, and wait until Slurm is ready",
+            ("dry-run", "force", "yes"),
+        ),
         ("list", show, "list the clusters and their states", ("json",)),
         ("status", show, "show the state of a cluster", ("json",)),
         ("ssh", ssh, "log in, or run a command: ssh CLUSTER -- COMMAND", ()),
-        ("destroy", destroy, "delete the cluster, after a list of what is lost", ("dry-run", "force")),
-        ("adopt", adopt, "make a cluster file and a site file from a configuration or a blueprint", ("force",)),
+        (
+            "destroy",
+            destroy,
+            "delete the cluster, after a list of what is lost",
+            ("dry-run", "force"),
+        ),
+        (
+            "adopt",
+            adopt,
+            "make a cluster file and a site file from a configuration or a blueprint",
+            ("force",),
+        ),
     ):
         action = actions.add_parser(name, parents=[common], help=text)
         if name == "adopt":
-            action.add_argument("file", metavar="FILE", help="a ParallelCluster configuration, or a blueprint")
-            action.add_argument("--name", help="the name of the cluster in the cloud (default: that in the blueprint)")
+            action.add_argument(
+                "file", metavar="FILE", help="a ParallelCluster configuration, or a blueprint"
+            )
+            action.add_argument(
+                "--name",
+                help="the name of the cluster in the cloud (default: that in the blueprint)",
+            )
         elif name != "list":
             action.add_argument("cluster", metavar="CLUSTER", help="a name in clusters/, or a path")
         for option in options:
@@ -56,18 +81,27 @@ def render(args: argparse.Namespace, console: Console) -> int:
     cluster = find_cluster(args.cluster, find_project(), os.environ)
     name, site = cluster.provider["document"], cluster.text("site.toml.j2")
     # the site file is also where --site finds it
-    texts = {cluster.folder / "site.toml": site, user_folder(os.environ) / f"{cluster.name}.toml": site}
+    texts = {
+        cluster.folder / "site.toml": site,
+        user_folder(os.environ) / f"{cluster.name}.toml": site,
+    }
     if not cluster.values["document"]:
         texts = {cluster.folder / name: cluster.text(f"{name}.j2"), **texts}
     for path, text in texts.items():
-        console.answer(f"# {path}\n{text}" if args.dry_run else write_own(path, text, force=args.force))
+        console.answer(
+            f"# {path}\n{text}" if args.dry_run else write_own(path, text, force=args.force)
+        )
     return 0
 
 
 def create(args: argparse.Namespace, console: Console) -> int:
     """`runner cluster create`: print the paths of the files that were written."""
     cluster = find_cluster(args.cluster, find_project(), os.environ)
-    name, cost, budget = cluster.name, cluster.values["most_per_hour"], cluster.values["budget_per_hour"]
+    name, cost, budget = (
+        cluster.name,
+        cluster.values["most_per_hour"],
+        cluster.values["budget_per_hour"],
+    )
     console.say(cluster.text("plan.txt.j2").rstrip())
     if args.dry_run:
         console.answer("\n".join(map(shlex.join, tool.commands(cluster, "create"))))
@@ -77,20 +111,28 @@ def create(args: argparse.Namespace, console: Console) -> int:
         why = f"the name {cluster.values['deployment']} is taken: {state.word}"
         raise RunnerError(f"cannot create {name}", why, f"runner cluster status {name}")
     what = f"{name} may cost {cost:,.2f} per hour, above the budget of {budget:,.2f}"
-    if budget and cost > budget and not (args.yes or console.confirm(what, "confirm with --yes, or reduce `count`")):
+    if (
+        budget
+        and cost > budget
+        and not (args.yes or console.confirm(what, "confirm with --yes, or reduce `count`"))
+    ):
         return 1
     render(args, console)
     try:
         tool.run(cluster, "create", console)
         state = _wait(cluster, console)
     except BaseException:
-        console.warn(f"what exists stays, and may cost money; to remove it: runner cluster destroy {name}")
+        console.warn(
+            f"what exists stays, and may cost money; to remove it: runner cluster destroy {name}"
+        )
         raise
     command = tool.remote(cluster, state)
     # `gcloud compute config-ssh` gives nodes these names
     google = f"{state.address}.{state.zone}.{cluster.values['project']}"
     host = f'host = "{google if command[0] == "gcloud" else command[-1]}"\nsite = "{name}"\n'
-    console.answer(write_own(user_folder(os.environ).parent / "hosts" / f"{name}.toml", host, force=args.force))
+    console.answer(
+        write_own(user_folder(os.environ).parent / "hosts" / f"{name}.toml", host, force=args.force)
+    )
     console.say(f"Slurm is ready; next: runner cluster ssh {name}, or runner --on {name} status")
     return 0
 
@@ -101,11 +143,16 @@ def _wait(cluster: Cluster, console: Console, *, gone: bool = False) -> State:
     while time.monotonic() < began + _PATIENCE_SECONDS:
         state = tool.ask(cluster)
         if state.word != last:
-            console.say(f"{cluster.name}: {state.word}{'' if gone else '; do not ssh before Slurm is ready'}")
+            console.say(
+                f"{cluster.name}: {state.word}{'' if gone else '; do not ssh before Slurm is ready'}"
+            )
         last = state.word
         console.passing(f"{last}, {(time.monotonic() - began) / 60:.0f} min")
         if re.search("DELETE_FAILED" if gone else "FAILED|ROLLBACK|INCOMPLETE", last):
-            events = [process.run(command, check=False).stdout for command in tool.commands(cluster, "events")]
+            events = [
+                process.run(command, check=False).stdout
+                for command in tool.commands(cluster, "events")
+            ]
             raise tool.explained(f"{cluster.name}: {last}", "\n".join((state.reason, *events)))
         slow = asks_slurm and state.is_ready and tool.run_there(cluster, state, "sinfo")[0] != 0
         if state == NOT_CREATED if gone else state.is_ready and not slow:
@@ -127,13 +174,20 @@ def show(args: argparse.Namespace, console: Console) -> int:
                 raise
             state = State("UNKNOWN", reason=f"{error.what}: {error.why.splitlines()[0]}")
         record = {key: cluster.values[key] for key in ("provider", "deployment", "region", "zone")}
-        more = {"state": state.word, "ready": state.is_ready, "address": state.address, "reason": state.reason}
+        more = {
+            "state": state.word,
+            "ready": state.is_ready,
+            "address": state.address,
+            "reason": state.reason,
+        }
         records.append({"name": cluster.name, **record, **more})
     if args.json:
         console.answer_json(records[0] if one else records)
         return 0
     keys = ("name", "provider", "state", "address", "reason")
-    console.table([key.upper() for key in keys], [[str(record[key]) for key in keys] for record in records])
+    console.table(
+        [key.upper() for key in keys], [[str(record[key]) for key in keys] for record in records]
+    )
     return 0
 
 
@@ -143,7 +197,9 @@ def ssh(args: argparse.Namespace, console: Console) -> int:
     state = tool.ask(cluster)
     if not state.address:
         raise RunnerError(
-            f"{cluster.name} has no node to log in to", state.word, f"runner cluster create {cluster.name}"
+            f"{cluster.name} has no node to log in to",
+            state.word,
+            f"runner cluster create {cluster.name}",
         )
     if not state.is_ready:
         console.warn(f"{cluster.name} is {state.word}: Slurm may not be there yet")
@@ -153,9 +209,15 @@ def ssh(args: argparse.Namespace, console: Console) -> int:
 def destroy(args: argparse.Namespace, console: Console) -> int:
     """`runner cluster destroy`: first list what is lost."""
     cluster = find_cluster(args.cluster, find_project(), os.environ)
-    name, state, reasons = cluster.name, tool.ask(cluster), [*filter(None, cluster.text("lost.txt.j2").splitlines())]
+    name, state, reasons = (
+        cluster.name,
+        tool.ask(cluster),
+        [*filter(None, cluster.text("lost.txt.j2").splitlines())],
+    )
     if state == NOT_CREATED:
-        raise RunnerError(f"there is no {name} to destroy", "the cloud does not have it", "runner cluster list")
+        raise RunnerError(
+            f"there is no {name} to destroy", "the cloud does not have it", "runner cluster list"
+        )
     console.say("\n  ".join((f"lost with {name}:", "the disks of all nodes", *reasons)))
     if args.dry_run:
         console.answer("\n".join(map(shlex.join, tool.commands(cluster, "destroy"))))
@@ -168,7 +230,9 @@ def destroy(args: argparse.Namespace, console: Console) -> int:
         fix = "save the data and wait for the jobs, then add --force"
         raise RunnerError(f"{name} is not destroyed", "\n".join(reasons), fix)
     tool.run(cluster, "destroy", console)
-    folders.remove(cluster.folder / cluster.values["deployment"])  # the toolkit's record of what is gone
+    folders.remove(
+        cluster.folder / cluster.values["deployment"]
+    )  # the toolkit's record of what is gone
     _wait(cluster, console, gone=True)
     return 0
 
@@ -179,7 +243,10 @@ def adopt(args: argparse.Namespace, console: Console) -> int:
     data = read_yaml(path)
     name = str(args.name or (data.get("vars") or {}).get("deployment_name") or "")
     if not re.fullmatch(r"[\w-]+", name):
-        why, fix = f"its name would be {name!r}", "--name NAME, as you typed it when you created the cluster"
+        why, fix = (
+            f"its name would be {name!r}",
+            "--name NAME, as you typed it when you created the cluster",
+        )
         raise RunnerError(f"{args.file} does not name a cluster", why, fix, exit_code=2)
     target = (project.root or project.start) / "clusters" / f"{name}.toml"
     text = f'provider = "{"google" if "deployment_groups" in data else "aws"}"\ndeployment = "{name}"\n'

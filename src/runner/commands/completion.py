@@ -27,7 +27,9 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 def print_completion(args: argparse.Namespace, console: Console) -> int:
     """`runner completion SHELL`: print the script. `runner completion words -- WORDS…`: complete the last word."""
     if args.shell != "words":
-        console.answer(Path(__file__).with_name(f"completion.{args.shell}").read_text(encoding="utf-8"))
+        console.answer(
+            Path(__file__).with_name(f"completion.{args.shell}").read_text(encoding="utf-8")
+        )
         return 0
     for word in complete(args.rest, args.verbs, lambda verb: args.make_parser((verb,))):
         console.answer(word)
@@ -44,11 +46,17 @@ def complete(
     if before and before[-1] in ("--on", "--site"):
         return _starting(current, _hosts() if before[-1] == "--on" else _sites())
     at = next(
-        (n for n, word in enumerate(before) if word in verbs and before[n - 1 : n] not in (["--on"], ["--site"])), None
+        (
+            n
+            for n, word in enumerate(before)
+            if word in verbs and before[n - 1 : n] not in (["--on"], ["--site"])
+        ),
+        None,
     )
     if at is None:
         return _starting(
-            current, ("--help", "--on", "--site", "--verbose", "--version") if current[:1] == "-" else verbs
+            current,
+            ("--help", "--on", "--site", "--verbose", "--version") if current[:1] == "-" else verbs,
         )
     return _in_verb(_subparsers(parser_of(before[at]))[before[at]], before[at + 1 :], current)
 
@@ -72,13 +80,21 @@ def _in_verb(parser: argparse.ArgumentParser, before: Sequence[str], current: st
         return _starting(current, _values(options[last]))
     if current.startswith("-") and "=" in current:
         name, _, value = current.partition("=")
-        return [f"{name}={each}" for each in _starting(value, _values(options[name]))] if name in options else []
+        return (
+            [f"{name}={each}" for each in _starting(value, _values(options[name]))]
+            if name in options
+            else []
+        )
     if current.startswith("-"):
         return _starting(current, (name for name in options if name.startswith("--")))
     positionals = [action for action in parser._actions if not action.option_strings]
     if places < len(positionals):
         return _starting(current, _values(positionals[places]))
-    return _starting(current, _values(positionals[-1])) if positionals and positionals[-1].nargs in ("*", "+") else []
+    return (
+        _starting(current, _values(positionals[-1]))
+        if positionals and positionals[-1].nargs in ("*", "+")
+        else []
+    )
 
 
 def _starting(text: str, words: Iterable[str]) -> list[str]:

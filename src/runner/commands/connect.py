@@ -19,5 +19,7 @@ def connect_host(args: argparse.Namespace, console: Console) -> int:
         from runner.remote.install import install
 
         install(connection, console)
-    console.say(f"{args.host}: {'closed' if args.close else 'connected, for 12 hours after the last command'}")
+    console.say(
+        f"{args.host}: {'closed' if args.close else 'connected, for 12 hours after the last command'}"
+    )
     return 0

@@ -22,10 +22,29 @@ _CONTROLS = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if n not i
 _CONTROLS |= {n: f"\\u{n:04x}" for n in _BIDI}
 _IN_JSON = {n: f"\\u{n:04x}" for n in (*range(127, 160), *_BIDI)}  # json escapes C0 itself
 
-_COLOURS = {"RUNNING": "36", "COMPLETED": "32", "ok": "32", "PENDING": "33", "CONFIGURING": "33", "COMPLETING": "36",
-            "REQUEUED": "33", "REQUEUE_HOLD": "33", "PREPARING": "33", "UNKNOWN": "33", "CANCELLED": "35",
-            "FAILED": "31", "TIMEOUT": "31", "LOST": "31", "NODE_FAIL": "31", "OUT_OF_MEMORY": "31", "PREEMPTED": "31",
-            "BOOT_FAIL": "31", "DEADLINE": "31", "wrong": "31", "missing": "33"}  # fmt: skip
+_COLOURS = {
+    "RUNNING": "36",
+    "COMPLETED": "32",
+    "ok": "32",
+    "PENDING": "33",
+    "CONFIGURING": "33",
+    "COMPLETING": "36",
+    "REQUEUED": "33",
+    "REQUEUE_HOLD": "33",
+    "PREPARING": "33",
+    "UNKNOWN": "33",
+    "CANCELLED": "35",
+    "FAILED": "31",
+    "TIMEOUT": "31",
+    "LOST": "31",
+    "NODE_FAIL": "31",
+    "OUT_OF_MEMORY": "31",
+    "PREEMPTED": "31",
+    "BOOT_FAIL": "31",
+    "DEADLINE": "31",
+    "wrong": "31",
+    "missing": "33",
+}
 
 
 def visible(text: str) -> str:
@@ -55,7 +74,9 @@ class LogFilter:
         return self._clean(data[: cut.start()] if cut else data)
 
     def _clean(self, data: bytes) -> bytes:
-        if data.isascii() and not data.translate(None, self.plain):  # true for nearly all pieces, and ten times as fast
+        if data.isascii() and not data.translate(
+            None, self.plain
+        ):  # true for nearly all pieces, and ten times as fast
             return data
         return self.bad.sub(lambda found: found[1] or visible(found[0].decode()).encode(), data)
 
@@ -88,24 +109,37 @@ class Console:
         import json
 
         if isinstance(data, list) and data:
-            text = "[\n" + ",\n".join(json.dumps(each, ensure_ascii=False, default=str) for each in data) + "\n]"
+            text = (
+                "[\n"
+                + ",\n".join(json.dumps(each, ensure_ascii=False, default=str) for each in data)
+                + "\n]"
+            )
         else:
             text = json.dumps(data, ensure_ascii=False, default=str)
         self.answer(text if text.isascii() else text.translate(_IN_JSON), exact=True)
 
-    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], *, wrap: bool = False) -> None:
+    def table(
+        self, header: Sequence[str], rows: Sequence[Sequence[str]], *, wrap: bool = False
+    ) -> None:
         """Print the answer as columns, each as wide as its widest cell.
 
         On a terminal, the widest columns are shortened to fit, unless `--wide` is given; with `wrap`, the last one is
         wrapped instead.
         """
-        lines = [tuple(header), *(tuple(visible(cell).replace("\n", " ") for cell in row) for row in rows)]
+        lines = [
+            tuple(header),
+            *(tuple(visible(cell).replace("\n", " ") for cell in row) for row in rows),
+        ]
         widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
         terminal = sys.stdout.isatty()
         if terminal and not self.wide:
-            widths = _fitted(widths, [len(name) for name in header], columns() - 2 * (len(widths) - 1), last=wrap)
+            widths = _fitted(
+                widths, [len(name) for name in header], columns() - 2 * (len(widths) - 1), last=wrap
+            )
         colour = terminal and not os.environ.get("NO_COLOR")
-        states = [name in ("STATE", "STATUS") for name in header] if colour else [False] * len(header)
+        states = (
+            [name in ("STATE", "STATUS") for name in header] if colour else [False] * len(header)
+        )
         for line in lines:
             for part in _wrapped(line, widths) if wrap else (line,):
                 cells = [_cell(*each) for each in zip(part, widths, states, strict=True)]
@@ -139,7 +173,9 @@ class Console:
     def confirm(self, what: str, fix: str) -> bool:
         """Whether the user accepts something. Raises RunnerError if there is no terminal to ask on."""
         if not (sys.stdin.isatty() and self.terminal):
-            raise RunnerError(what, "it needs a confirmation, and there is no terminal for the question", fix)
+            raise RunnerError(
+                what, "it needs a confirmation, and there is no terminal for the question", fix
+            )
         self.say(f"{what}. Go on? [y/N]")
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
@@ -193,7 +229,9 @@ class Console:
 def say_end(status: RunStatus, console: Console) -> None:
     """Print how a run ended."""
     code = "" if status.exit_code is None else f", exit code {status.exit_code}"
-    console.say(f"{status.run.name}: {status.state}{code}{f' ({status.reason})' if status.reason else ''}")
+    console.say(
+        f"{status.run.name}: {status.state}{code}{f' ({status.reason})' if status.reason else ''}"
+    )
 
 
 def columns() -> int:
@@ -219,7 +257,9 @@ def _fitted(widths: list[int], least: list[int], room: int, *, last: bool) -> li
             break
         widest = max(loose, key=lambda n: widths[n])
         others = max((widths[n] for n in loose if n != widest), default=0)
-        widths[widest] = max(widths[widest] - over, min(others, widths[widest] - 1), least[widest], 8)
+        widths[widest] = max(
+            widths[widest] - over, min(others, widths[widest] - 1), least[widest], 8
+        )
     return widths
 
 

@@ -18,7 +18,12 @@ def examine_machine(args: argparse.Namespace, console: Console) -> int:
         console.answer_json([vars(item) for item in found])
         return 1 if wrong else 0
     rows = [
-        (item.verdict, item.name, item.version, item.text + (f" -> {item.fix}" if item.fix and item.counts else ""))
+        (
+            item.verdict,
+            item.name,
+            item.version,
+            item.text + (f" -> {item.fix}" if item.fix and item.counts else ""),
+        )
         for item in found
     ]
     console.table(("STATUS", "CHECK", "VERSION", "RESULT"), rows, wrap=True)

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     parser = subparsers.add_parser("env", parents=[common])
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, prog="runner env")
+    actions = parser.add_subparsers(
+        dest="action", metavar="ACTION", required=True, prog="runner env"
+    )
     what = "print the merged environment, and the source of each value"
     add_verb(actions, common, "show", "env:show_environment", help=what)
     what = "print an EDF or script that works without runner"
@@ -46,7 +48,9 @@ def _load(args: argparse.Namespace, console: Console) -> tuple[Environment, Site
     if args.environment is not None:
         name, reason = args.environment, ""
     environment = load_environment(name, project, os.environ)
-    console.say(f"environment {environment.name} ({environment.path}{'; ' + reason if reason else ''})")
+    console.say(
+        f"environment {environment.name} ({environment.path}{'; ' + reason if reason else ''})"
+    )
     console.say(f"site {site.name} ({why})")
     named = getattr(args, "engine", None)
     engine, chosen = (named, "as requested") if named else choose(site)
@@ -64,9 +68,14 @@ def show_environment(args: argparse.Namespace, console: Console) -> int:
         console.table(("FIELD", "VALUE", "FROM"), list(_rows(full, site)))
         return 0
     plain = ("name", "image", "workdir", "entrypoint", "writable", "env", "annotations", "devices")
-    answer = {"path": str(full.path), "site": site.name, "engine": engine, "mounts": [vars(m) for m in full.mounts],
-              "origins": {field: from_ for field, _, from_ in _rows(full, site)},
-              "replaced": {field: [*map(str, origins)] for field, origins in full.replaced.items()}}  # fmt: skip
+    answer = {
+        "path": str(full.path),
+        "site": site.name,
+        "engine": engine,
+        "mounts": [vars(m) for m in full.mounts],
+        "origins": {field: from_ for field, _, from_ in _rows(full, site)},
+        "replaced": {field: [*map(str, origins)] for field, origins in full.replaced.items()},
+    }
     console.answer_json({name: getattr(full, name) for name in plain} | answer)
     return 0
 
@@ -86,7 +95,11 @@ def _rows(environment: Environment, site: Site) -> Iterator[tuple[str, str, str]
     without = {"image": "(none: no container)", "workdir": "(the image's own)"}
     for field, text in environment.values().items():
         shown = text if text.isprintable() else json.dumps(text)
-        yield field, shown or without.get(field, "(unset)" if field.startswith("env.") else ""), origin(field)
+        yield (
+            field,
+            shown or without.get(field, "(unset)" if field.startswith("env.") else ""),
+            origin(field),
+        )
 
 
 def emit_environment(args: argparse.Namespace, console: Console) -> int:
@@ -147,7 +160,9 @@ def adopt_environment(args: argparse.Namespace, console: Console) -> int:
 def _check_words(args: argparse.Namespace) -> None:
     if bool(args.script) == bool(args.rest):
         raise RunnerError(
-            "no script or command line is given" if not args.script else "both a script and a command line are given",
+            "no script or command line is given"
+            if not args.script
+            else "both a script and a command line are given",
             "runner converts one script or one command line at a time",
             "runner env adopt job.sbatch\nor, for a command line: runner env adopt -- docker run …",
             exit_code=2,
@@ -189,7 +204,11 @@ def _edf_text(into: str | None, adopted: Adopted, name: str, console: Console) -
             before = document.get(*change.keys)
             if before not in (None, change.value):
                 console.say(f"{'.'.join(change.keys)}: {before!r} becomes {change.value!r}")
-    start = path.read_bytes().decode("utf-8-sig") if into else f"# Made from {name} by `runner env adopt`.\n"
+    start = (
+        path.read_bytes().decode("utf-8-sig")
+        if into
+        else f"# Made from {name} by `runner env adopt`.\n"
+    )
     text = rewrite(start, changes, path)
     layer_of(parse_toml(text, path))
     return text
@@ -202,7 +221,9 @@ def _job_text(draft: Draft, program: Program, edf: Path | None, name: str, job: 
     from runner.runs.job import layer_of
 
     if not program.command:
-        raise RunnerError(f"{name} does not start a program", "a job file needs a program", "leave out --job")
+        raise RunnerError(
+            f"{name} does not start a program", "a job file needs a program", "leave out --job"
+        )
     assert edf is not None  # checked by _check_words
     named = edf.parent.resolve() == (find_project().root or Path.cwd()).resolve() / "edf"
     environment = edf.stem if named else str(edf.absolute())
@@ -212,7 +233,9 @@ def _job_text(draft: Draft, program: Program, edf: Path | None, name: str, job: 
     return text
 
 
-def _answer(args: argparse.Namespace, console: Console, written: list[tuple[Path, str]], text: str) -> None:
+def _answer(
+    args: argparse.Namespace, console: Console, written: list[tuple[Path, str]], text: str
+) -> None:
     from runner.runs.secrets import write_record
 
     if args.dry_run and len(written) > 1:

@@ -48,7 +48,10 @@ def _check_for_both(args: argparse.Namespace, console: Console) -> int:
     if args.fix or args.sarif:
         what = f"{'--fix' if args.fix else '--sarif'} cannot be used with `both`"
         raise RunnerError(
-            what, "a change for one engine may be wrong for the other", "name one: --as sarus", exit_code=2
+            what,
+            "a change for one engine may be wrong for the other",
+            "name one: --as sarus",
+            exit_code=2,
         )
     seen: dict[Finding, list[str]] = {}
     errors: dict[Path, dict[str, list[Finding]]] = {}
@@ -85,7 +88,11 @@ def _verdict(name: str, errors: Mapping[str, Sequence[Finding]]) -> str:
     if not why:
         return f"{name} works with {' and with '.join(good)}"
     bad = ", and not with ".join(f"{engine}, because {text}" for engine, text in why.items())
-    return f"{name} works with {good[0]}, not with {bad}" if good else f"{name} does not work with {bad}"
+    return (
+        f"{name} works with {good[0]}, not with {bad}"
+        if good
+        else f"{name} does not work with {bad}"
+    )
 
 
 def _answers(checked: Sequence[Checked]) -> list[dict[str, object]]:
@@ -97,7 +104,9 @@ def _answers(checked: Sequence[Checked]) -> list[dict[str, object]]:
     return [{"path": str(path), "valid": valid, "answer": text} for path, valid, text in answers]
 
 
-def examine(args: argparse.Namespace, console: Console) -> tuple[Setting, list[Checked], tuple[Finding, ...]]:
+def examine(
+    args: argparse.Namespace, console: Console
+) -> tuple[Setting, list[Checked], tuple[Finding, ...]]:
     """Check the environments; with --fix, change the files first."""
     project = find_project()
     site, why = find_site(args.site, os.environ)
@@ -112,7 +121,11 @@ def examine(args: argparse.Namespace, console: Console) -> tuple[Setting, list[C
     checked = [one for name in names for one in linter.check(name)]
     if args.fix:
         checked = _fix(linter, names, checked, console)
-    return setting, checked, tuple(dict.fromkeys(finding for one in checked for finding in one.findings))
+    return (
+        setting,
+        checked,
+        tuple(dict.fromkeys(finding for one in checked for finding in one.findings)),
+    )
 
 
 def _list(word: str, console: Console) -> int:
@@ -120,23 +133,31 @@ def _list(word: str, console: Console) -> int:
     found = {code: known for code, known in CODES.items() if word in f"{code} {known.title}"}
     if not found:
         raise RunnerError(
-            f"no lint code contains {word!r}", "runner searched all codes and their meanings", "runner env check --list"
+            f"no lint code contains {word!r}",
+            "runner searched all codes and their meanings",
+            "runner env check --list",
         )
     for code, known in ({word: found[word]} if word in found else found).items():
         console.line(f"{code} ({', '.join(known.severities)}): {known.title}\n  try: {known.fix}")
     return 0
 
 
-def _fix(linter: Linter, names: Sequence[str], checked: list[Checked], console: Console) -> list[Checked]:
+def _fix(
+    linter: Linter, names: Sequence[str], checked: list[Checked], console: Console
+) -> list[Checked]:
     """The findings after fixing what can be fixed. Some findings appear only after others are fixed."""
     for _ in range(_ROUNDS):
         changed = False
-        for path, findings in by_file([finding for one in checked for finding in one.findings]).items():
+        for path, findings in by_file(
+            [finding for one in checked for finding in one.findings]
+        ).items():
             text = path.read_bytes().decode()
             new, done = fixed(text, path, findings)
             if new != text:
                 files.write(path.resolve(), new, keep_mode=True)
-                console.say(f"{path}: fixed {', '.join(dict.fromkeys(finding.code for finding in done))}")
+                console.say(
+                    f"{path}: fixed {', '.join(dict.fromkeys(finding.code for finding in done))}"
+                )
                 changed = True
         if not changed:
             break
@@ -145,7 +166,9 @@ def _fix(linter: Linter, names: Sequence[str], checked: list[Checked], console: 
     return checked
 
 
-def _setting(args: argparse.Namespace, site: Site, environ: Mapping[str, str], console: Console) -> Setting:
+def _setting(
+    args: argparse.Namespace, site: Site, environ: Mapping[str, str], console: Console
+) -> Setting:
     """The site, the engine, the version of enroot, and whether this machine belongs to the site."""
     if args.engine and args.engine not in ENGINES:
         raise unknown("engine", args.engine, ENGINES)
@@ -153,21 +176,29 @@ def _setting(args: argparse.Namespace, site: Site, environ: Mapping[str, str], c
     console.detail(f"engine {engine} ({chosen})")
     here = _is_here(site, environ)
     if not here:
-        console.say(f"this machine is not part of site {site.name}, so files, variables and logins are not checked")
+        console.say(
+            f"this machine is not part of site {site.name}, so files, variables and logins are not checked"
+        )
     text = args.enroot or site.versions.get("enroot", "")
     if not text and here and engine in {"ce", "pyxis", "enroot"}:
         text = output(("enroot", "version"))
     match = re.search(r"\d+(?:\.\d+)*", text)
     if args.enroot and not match:
         raise RunnerError(
-            f"{args.enroot!r} is not a version", "a version must consist of numbers and dots", "--enroot 4.1.2"
+            f"{args.enroot!r} is not a version",
+            "a version must consist of numbers and dots",
+            "--enroot 4.1.2",
         )
-    return Setting(site, engine, environ, here, tuple(map(int, match[0].split("."))) if match else None)
+    return Setting(
+        site, engine, environ, here, tuple(map(int, match[0].split("."))) if match else None
+    )
 
 
 def _is_here(site: Site, environ: Mapping[str, str]) -> bool:
     """Whether this machine looks like part of the site, so that its files can be checked."""
-    detected, _ = find_site(None, {name: value for name, value in environ.items() if name != "RUNNER_SITE"})
+    detected, _ = find_site(
+        None, {name: value for name, value in environ.items() if name != "RUNNER_SITE"}
+    )
     if detected.scheduler != site.scheduler:
         return False
     clusters = {word for kind, word in signs(site.name, environ) if kind == "clusters"}
@@ -193,7 +224,10 @@ class _Result:
 
 def _print(args: argparse.Namespace, console: Console, result: _Result) -> None:
     setting, checked, findings = result.setting, result.checked, result.findings
-    counts = {kind: sum(finding.severity == kind for finding in findings) for kind in ("error", "warning", "note")}
+    counts = {
+        kind: sum(finding.severity == kind for finding in findings)
+        for kind in ("error", "warning", "note")
+    }
     if args.json:
         console.answer_json(
             {
@@ -201,7 +235,8 @@ def _print(args: argparse.Namespace, console: Console, result: _Result) -> None:
                 "engine": setting.engine,
                 **{f"{kind}s": count for kind, count in counts.items()},
                 "environments": [
-                    {"name": one.name, "path": str(one.path), "findings": len(one.findings)} for one in checked
+                    {"name": one.name, "path": str(one.path), "findings": len(one.findings)}
+                    for one in checked
                 ],
                 "findings": [as_data(finding) for finding in findings],
                 **({"sarusctl": result.answers} if result.answers else {}),
@@ -221,5 +256,7 @@ def _print(args: argparse.Namespace, console: Console, result: _Result) -> None:
         for answer in result.answers:
             console.line(f"sarusctl validate: {answer['answer']}")
     what = checked[0].name if len(checked) == 1 else f"{len(checked)} environments and scripts"
-    said = ", ".join(f"{count} {kind}{'s' if count != 1 else ''}" for kind, count in counts.items() if count)
+    said = ", ".join(
+        f"{count} {kind}{'s' if count != 1 else ''}" for kind, count in counts.items() if count
+    )
     console.say(f"{what} on {setting.site.name} with {setting.engine}: {said or 'no findings'}")

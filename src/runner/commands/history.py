@@ -18,7 +18,13 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     history = add_verb(subparsers, common, "history", "history:show_history")
     state = "only runs in this state, as `runner status` shows it; can be repeated"
     history.add_argument(
-        "--state", action="append", default=[], type=str.upper, choices=STATES, metavar="STATE", help=state
+        "--state",
+        action="append",
+        default=[],
+        type=str.upper,
+        choices=STATES,
+        metavar="STATE",
+        help=state,
     )
 
 
@@ -40,10 +46,17 @@ def show_history(args: argparse.Namespace, console: Console) -> int:
         console.answer_json([each.record() for each in found])
     elif not found:
         filtered = any(vars(filters).values())
-        console.say(f"no runs in {folder}" + (" match the filters" if filtered else "; start one with `runner launch`"))
+        console.say(
+            f"no runs in {folder}"
+            + (" match the filters" if filtered else "; start one with `runner launch`")
+        )
     else:
-        columns = [column for column in _columns(found) if column[0] not in _OPTIONAL or any(column[1])]
-        console.table([name for name, _ in columns], list(zip(*(cells for _, cells in columns), strict=True)))
+        columns = [
+            column for column in _columns(found) if column[0] not in _OPTIONAL or any(column[1])
+        ]
+        console.table(
+            [name for name, _ in columns], list(zip(*(cells for _, cells in columns), strict=True))
+        )
     return 0
 
 

@@ -43,12 +43,17 @@ def list_images(args: argparse.Namespace, console: Console) -> int:
         return _list_store(uses, args, console)
     if args.json:
         console.answer_json(
-            [{**use.image.record(), "links": use.links, "runs": [run.name for run in use.runs]} for use in uses]
+            [
+                {**use.image.record(), "links": use.links, "runs": [run.name for run in use.runs]}
+                for use in uses
+            ]
         )
         return 0
     console.say(f"folder: {folder}")
     if not uses:
-        console.say("runner has not made any squashfs files yet; next: runner build && runner import")
+        console.say(
+            "runner has not made any squashfs files yet; next: runner build && runner import"
+        )
         return 0
     rows = [
         (
@@ -79,7 +84,9 @@ def image_uses(site: Site, console: Console) -> tuple[Path, tuple[ImageUse, ...]
     if _uses_store(site):
         records = sarus_store.list_records(folder)
         newest = {stored.name: stored for stored in reversed(records)}
-        found = [(stored, (stored.name,) if newest[stored.name] == stored else ()) for stored in records]
+        found = [
+            (stored, (stored.name,) if newest[stored.name] == stored else ()) for stored in records
+        ]
     return folder, uses_of(found, list_runs(runs_folder))
 
 
@@ -91,7 +98,9 @@ def _list_store(uses: Sequence[ImageUse], args: argparse.Namespace, console: Con
     for row in sarus_store.list_images():
         if row.read_only and not sarus_store.is_half(row, store):
             file = sarus_store.squash_file(store, row)
-            rows.append((row, file.stat().st_size if file else None, by_reference.get(row.reference)))
+            rows.append(
+                (row, file.stat().st_size if file else None, by_reference.get(row.reference))
+            )
     if args.json:
         console.answer_json(
             [
@@ -136,7 +145,11 @@ def collect_garbage(args: argparse.Namespace, console: Console) -> int:
     site = chosen_site(args, console)
     folder, uses = image_uses(site, console)
     console.say(f"folder: {folder}")
-    going = chosen_images(args.files, uses, folder) if args.files else unused_images(uses, ended=args.ended)
+    going = (
+        chosen_images(args.files, uses, folder)
+        if args.files
+        else unused_images(uses, ended=args.ended)
+    )
     rows = sarus_store.list_images() if _uses_store(site) else ()
     sizes = [_size_bytes(use.image, rows) for use in going]
     if not args.dry_run:
@@ -159,11 +172,20 @@ def _size_bytes(image: Squashfs | Stored, rows: Sequence[Row]) -> int:
 
 
 def _print_removed(
-    paths: Sequence[Path | str], what: str, freed_bytes: int, args: argparse.Namespace, console: Console, **more: object
+    paths: Sequence[Path | str],
+    what: str,
+    freed_bytes: int,
+    args: argparse.Namespace,
+    console: Console,
+    **more: object,
 ) -> int:
     """Print the paths, and how much space they took; with --json also `more`."""
     if args.json:
-        removed = {"removed": [str(path) for path in paths], "bytes": freed_bytes, "dry_run": args.dry_run}
+        removed = {
+            "removed": [str(path) for path in paths],
+            "bytes": freed_bytes,
+            "dry_run": args.dry_run,
+        }
         console.answer_json({**removed, **more})
         return 0
     for path in paths:
@@ -181,12 +203,15 @@ def collect_runs(args: argparse.Namespace, console: Console) -> int:
         raise RunnerError(
             "cannot tell which runs to remove",
             "--runs and --code require --older, and cannot be combined with IMAGE or --ended",
-            "runner gc --runs --older 30d --dry-run", exit_code=2,
-        )  # fmt: skip
+            "runner gc --runs --older 30d --dry-run",
+            exit_code=2,
+        )
     folder = runs_folder(args.site)
     console.say(f"folder: {folder}")
     now = datetime.now().astimezone()
-    going, kept = select(list_runs(folder), parse_since(args.older, now, "--older"), tagged=args.tagged)
+    going, kept = select(
+        list_runs(folder), parse_since(args.older, now, "--older"), tagged=args.tagged
+    )
     for run, why in kept:
         console.say(f"kept: {run.name}: {why}")
     paths = [run.code if args.code else run.folder for run in going]
@@ -200,4 +225,6 @@ def collect_runs(args: argparse.Namespace, console: Console) -> int:
         for path in (*empty_sweeps(folder), *snapshot.unused_stores(folder)):
             remove(path)
     what = f"{len(paths)} {'snapshots' if args.code else 'runs'}"
-    return _print_removed(paths, what, freed, args, console, kept={run.name: why for run, why in kept})
+    return _print_removed(
+        paths, what, freed, args, console, kept={run.name: why for run, why in kept}
+    )

@@ -33,12 +33,20 @@ def import_source(source: str, site: Site, args: argparse.Namespace, console: Co
         return 0
     imported = import_image(request, console)
     squashfs, packed = imported.squashfs, imported.packed
-    console.say(f"{squashfs.size_bytes / 1e6:,.0f} MB, {squashfs.architecture}, image {squashfs.image_digest[:12]}")
+    console.say(
+        f"{squashfs.size_bytes / 1e6:,.0f} MB, {squashfs.architecture}, image {squashfs.image_digest[:12]}"
+    )
     if squashfs.link != squashfs.path:
         console.say(f"{squashfs.link} -> {squashfs.path.name}")
     if args.json:
-        counts = {"layers": packed.layers, "layers_copied": packed.layers_reused, "entries": packed.entries}
-        console.answer_json({**squashfs.record(), "made": imported.made, **counts, "seconds": packed.seconds})
+        counts = {
+            "layers": packed.layers,
+            "layers_copied": packed.layers_reused,
+            "entries": packed.entries,
+        }
+        console.answer_json(
+            {**squashfs.record(), "made": imported.made, **counts, "seconds": packed.seconds}
+        )
     else:
         console.answer(str(squashfs.path))
     return 0
@@ -53,7 +61,9 @@ def _import_to_store(request: ImportRequest, args: argparse.Namespace, console: 
             console.say(line)
         return 0
     stored = store_image(request, console)
-    console.say(f"{stored.architecture}, image {stored.image_digest[:12] or 'unknown'}, in the store {stored.id}")
+    console.say(
+        f"{stored.architecture}, image {stored.image_digest[:12] or 'unknown'}, in the store {stored.id}"
+    )
     if args.json:
         console.answer_json(stored.record())
     else:

@@ -15,7 +15,9 @@ from runner.errors import RunnerError
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     parser = subparsers.add_parser("importer", parents=[common], prog="runner-importer")
-    parser.add_argument("words", nargs="+", metavar="ACTION", help="get IMAGE, release, or sync LIST")
+    parser.add_argument(
+        "words", nargs="+", metavar="ACTION", help="get IMAGE, release, or sync LIST"
+    )
     parser.set_defaults(run=run_importer)
 
 
@@ -26,7 +28,9 @@ def run_importer(args: argparse.Namespace, console: Console) -> int:
 
     # scancel: the claim of an import goes at once, so that the next node does not wait for it
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    os.umask(0o022)  # a folder that a group may write to is not used, and all users read what `sync` writes
+    os.umask(
+        0o022
+    )  # a folder that a group may write to is not used, and all users read what `sync` writes
     getter = Getter(read_settings(os.environ), os.environ, console, sessions.began(os.getpid()))
     match args.words:
         case ["get", image]:
@@ -38,5 +42,7 @@ def run_importer(args: argparse.Namespace, console: Console) -> int:
                 console.answer(str(path))
         case words:
             usage = "runner-importer get IMAGE | release | sync LIST"
-            raise RunnerError(f"importer: {' '.join(words)!r}", "these are not its arguments", usage, exit_code=2)
+            raise RunnerError(
+                f"importer: {' '.join(words)!r}", "these are not its arguments", usage, exit_code=2
+            )
     return 0

@@ -26,10 +26,14 @@ if TYPE_CHECKING:
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     init = subparsers.add_parser("init", parents=[common])
-    init.add_argument("--all", action="store_true", help="write every script, job file, environment and recipe")
+    init.add_argument(
+        "--all", action="store_true", help="write every script, job file, environment and recipe"
+    )
     init.add_argument("--account", metavar="NAME", help="with --site: the account to charge")
     init.add_argument("--partition", metavar="NAME", help="with --site: the partition to use")
-    init.add_argument("--dry-run", action="store_true", help="print what would be written; write nothing")
+    init.add_argument(
+        "--dry-run", action="store_true", help="print what would be written; write nothing"
+    )
     init.set_defaults(run=init_project)
 
 
@@ -55,16 +59,26 @@ def init_project(args: argparse.Namespace, console: Console) -> int:
     kept = {path for path in texts if (here / path).exists()}
     for path in sorted(texts.keys() - kept):
         if not args.dry_run:
-            files.write(here / path, texts[path], mode=0o777 if texts[path].startswith(b"#!") else 0o666)
+            files.write(
+                here / path, texts[path], mode=0o777 if texts[path].startswith(b"#!") else 0o666
+            )
         console.answer(str(path))
     differ = sorted(str(path) for path in kept if (here / path).read_bytes() != texts[path])
     if kept:
-        also = f"; kept, although different from runner's copies: {', '.join(differ)}" if differ else ""
+        also = (
+            f"; kept, although different from runner's copies: {', '.join(differ)}"
+            if differ
+            else ""
+        )
         count = "1 file exists" if len(kept) == 1 else f"{len(kept)} files exist"
-        console.say(f"{'no file was written: ' if kept == texts.keys() else ''}{count} already{also}")
+        console.say(
+            f"{'no file was written: ' if kept == texts.keys() else ''}{count} already{also}"
+        )
     if not args.all:
         console.say("runner init --all writes all scripts, job files, environments and recipes")
-    console.say("you can delete the files that you do not edit, because runner has a copy of each file")
+    console.say(
+        "you can delete the files that you do not edit, because runner has a copy of each file"
+    )
     console.say(f"next: runner launch sft --env {environment} --build")
     return 0
 
@@ -75,7 +89,11 @@ def _editable(shipped: Path) -> list[Path]:
     for kind in ("containers", "edf", "jobs", "clusters"):
         found += [path for path in (shipped / kind).rglob("*") if path.is_file()]
     training = shipped / "jobs" / "training"
-    return [path for path in found if "__pycache__" not in path.parts and not path.is_relative_to(training)]
+    return [
+        path
+        for path in found
+        if "__pycache__" not in path.parts and not path.is_relative_to(training)
+    ]
 
 
 def _init_site(args: argparse.Namespace, console: Console) -> int:
@@ -85,7 +103,11 @@ def _init_site(args: argparse.Namespace, console: Console) -> int:
 
     path = user_folder(os.environ) / f"{args.site}.toml"
     if path.exists():
-        raise RunnerError(f"the site file {path} already exists", "runner never overwrites your files", f"edit {path}")
+        raise RunnerError(
+            f"the site file {path} already exists",
+            "runner never overwrites your files",
+            f"edit {path}",
+        )
     seen = look(os.environ)
     if not args.dry_run:
         _ask(args, seen, base_of(args.site, seen, os.environ))
@@ -97,7 +119,9 @@ def _init_site(args: argparse.Namespace, console: Console) -> int:
         return 0
     files.write(path, text)
     console.answer(str(path))
-    console.say(f"next: runner doctor --site {args.site}   (to leave out --site: export RUNNER_SITE={args.site})")
+    console.say(
+        f"next: runner doctor --site {args.site}   (to leave out --site: export RUNNER_SITE={args.site})"
+    )
     return 0
 
 
@@ -105,7 +129,11 @@ def _ask(args: argparse.Namespace, seen: Seen, base: Site) -> None:
     """At a terminal, ask for what cannot be detected: the account, and the partition if there are several."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
-    if args.account is None and base.account is None and (base.account_required or len(seen.accounts) > 1):
+    if (
+        args.account is None
+        and base.account is None
+        and (base.account_required or len(seen.accounts) > 1)
+    ):
         args.account = _answer("account to charge", seen.accounts, None)
     if args.partition is None and base.partition is None and len(seen.partitions) > 1:
         likely = seen.partition(None)
@@ -115,7 +143,12 @@ def _ask(args: argparse.Namespace, seen: Seen, base: Site) -> None:
 
 def _answer(what: str, known: tuple[str, ...], default: str | None) -> str | None:
     choices = f" ({', '.join(known)})" if known else ""
-    print(f"{what}{choices}{f' [{default}]' if default else ''}: ", end="", file=sys.stderr, flush=True)
+    print(
+        f"{what}{choices}{f' [{default}]' if default else ''}: ",
+        end="",
+        file=sys.stderr,
+        flush=True,
+    )
     return sys.stdin.readline().strip() or default
 
 
@@ -150,7 +183,12 @@ def look(environ: Mapping[str, str]) -> Seen:
     found, _ = find_site(None, environ)
     if found.is_local or process.which("sinfo") is None:
         return Seen()
-    return Seen(cluster_name(environ), cluster_facts.partitions(), cluster_facts.accounts(), cluster_facts.versions())
+    return Seen(
+        cluster_name(environ),
+        cluster_facts.partitions(),
+        cluster_facts.accounts(),
+        cluster_facts.versions(),
+    )
 
 
 def base_of(name: str, seen: Seen, environ: Mapping[str, str]) -> Site:
@@ -171,7 +209,9 @@ def site_file(
     """(the text of the file, the values that the user still has to fill in)."""
     base = base_of(name, seen, environ)
     known = name in site_names(environ)
-    lines = [f"# My values for the site {name}. They override the values that runner ships (runner site show {name})."]
+    lines = [
+        f"# My values for the site {name}. They override the values that runner ships (runner site show {name})."
+    ]
     if not known:
         lines += [f"name = {quoted(name)}", 'summary = "…"', f"base = {quoted(base.name)}"]
         if seen.name:
@@ -181,7 +221,11 @@ def site_file(
     said = {"account": account, "partition": partition}
     found = _found(seen, partition, base)
     if found or seen.versions:
-        lines += ["", "[sources.cluster]", f'title = "sinfo, scontrol and programs of the cluster {seen.name or name}"']
+        lines += [
+            "",
+            "[sources.cluster]",
+            f'title = "sinfo, scontrol and programs of the cluster {seen.name or name}"',
+        ]
         lines += [f'date = "{time.strftime("%Y-%m-%d")}"']
     lines += ["", "[values]"]
     for key, hint in _HINTS.items():
@@ -209,7 +253,11 @@ def _found(seen: Seen, name: str | None, base: Site) -> dict[str, str | int]:
         "partition": partition.name,
         "cpus_per_node": partition.cpus_per_node,
         # node sizes differ slightly, and the values in a shipped file were chosen with care
-        **({"memory": partition.memory} if base.memory is None and base.memory_per_gpu is None else {}),
+        **(
+            {"memory": partition.memory}
+            if base.memory is None and base.memory_per_gpu is None
+            else {}
+        ),
         **({"gpus_per_node": partition.gpus_per_node} if partition.gpus_per_node else {}),
         **({"gpu": partition.gpu} if partition.gpu and base.gpu is None else {}),
         **({"architecture": architecture} if architecture else {}),
@@ -223,18 +271,27 @@ def _tables(seen: Seen, base: Site) -> list[str]:
         lines += ["", "[values.partitions]"]
         for partition in unknown:
             text = f"{partition.nodes} nodes; {partition.time_limit}"
-            lines.append(f'{quoted(partition.name)} = {{ value = {quoted(text)}, source = "cluster" }}')
+            lines.append(
+                f'{quoted(partition.name)} = {{ value = {quoted(text)}, source = "cluster" }}'
+            )
     if seen.versions:
         lines += ["", "[values.versions]"]
-        lines += [f'{key} = {{ value = {quoted(text)}, source = "cluster" }}' for key, text in seen.versions.items()]
+        lines += [
+            f'{key} = {{ value = {quoted(text)}, source = "cluster" }}'
+            for key, text in seen.versions.items()
+        ]
     return lines
 
 
-def _questions(name: str, account: str | None, partition: str | None, base: Site, seen: Seen) -> tuple[str, ...]:
+def _questions(
+    name: str, account: str | None, partition: str | None, base: Site, seen: Seen
+) -> tuple[str, ...]:
     questions = []
     if account is None and base.account is None and (base.account_required or seen.accounts):
         yours = f" (your accounts: {', '.join(seen.accounts)})" if seen.accounts else ""
-        questions.append(f"site {name} requires an account{yours}: --account NAME, or set `account` in the file")
+        questions.append(
+            f"site {name} requires an account{yours}: --account NAME, or set `account` in the file"
+        )
     if partition is not None and seen.partitions and seen.partition(partition) is None:
         there = ", ".join(known.name for known in seen.partitions)
         questions.append(f"this cluster has no partition {partition!r}; its partitions: {there}")

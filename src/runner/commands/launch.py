@@ -52,7 +52,9 @@ def launch_run(args: argparse.Namespace, console: Console) -> int:
     project = find_project()
     if args.ask and not args.dry_run:
         what = "--ask is given without --dry-run"
-        raise RunnerError(what, "it submits nothing", "runner launch … --dry-run --ask", exit_code=2)
+        raise RunnerError(
+            what, "it submits nothing", "runner launch … --dry-run --ask", exit_code=2
+        )
     sweep = None
     if args.sweep or args.at_once is not None:
         from runner.runs.sweep import parse  # slow, and most launches have no sweep
@@ -85,7 +87,9 @@ def launch_run(args: argparse.Namespace, console: Console) -> int:
     runs = plan.site.runs(os.environ, project)
     for note in plan.notes:
         console.warn(note)
-    if not _confirmed(plan, console, yes=args.yes, runs=len(sweep.combinations) if sweep else len(tasks) or 1):
+    if not _confirmed(
+        plan, console, yes=args.yes, runs=len(sweep.combinations) if sweep else len(tasks) or 1
+    ):
         return 1
     if sweep is not None or tasks:
         return _launch_sweep(plan, sweep, tasks, runs, args, console)
@@ -108,13 +112,19 @@ def launch_run(args: argparse.Namespace, console: Console) -> int:
 def _test_submission(plan: RunPlan, console: Console) -> None:
     """Raise RunnerError for a user's own batch script that this cluster's Slurm would reject."""
     # a missing account is a note already, and a folder of a snapshot does not exist yet
-    if plan.batch is None or plan.batch.in_snapshot is not None or lacks_account(plan.job, plan.site):
+    if (
+        plan.batch is None
+        or plan.batch.in_snapshot is not None
+        or lacks_account(plan.job, plan.site)
+    ):
         return
     forecast = _ask(plan)
     if forecast is not None and forecast.start:
         console.say(f"estimated start: {forecast.start}")
     elif forecast is not None and forecast.accepted is None:
-        console.warn(f"Slurm was not asked whether it accepts the job: {forecast.why.splitlines()[-1]}")
+        console.warn(
+            f"Slurm was not asked whether it accepts the job: {forecast.why.splitlines()[-1]}"
+        )
     elif forecast is not None and not forecast.accepted:
         from runner.runs.schedulers import slurm
 
@@ -141,8 +151,13 @@ def _forecast(plan: RunPlan, args: argparse.Namespace, console: Console) -> int:
     forecast = Forecast(True, "now") if plan.site.is_local else _ask(plan)
     forecast = forecast or Forecast(None, why="there is no sbatch on this machine")
     start, _, nodes = forecast.start.partition(" on ")
-    row = {"site": plan.site.name, "accepted": forecast.accepted, "start": start or None, "nodes": nodes or None,
-           "why": forecast.why or None}  # fmt: skip
+    row = {
+        "site": plan.site.name,
+        "accepted": forecast.accepted,
+        "start": start or None,
+        "nodes": nodes or None,
+        "why": forecast.why or None,
+    }
     if args.json:
         console.answer_json(row)
     else:
@@ -157,7 +172,12 @@ def forecast_cells(row: Mapping[str, Any] | None) -> tuple[str, str, str, str]:
     """The cells below FORECAST of what `launch --dry-run --ask --json` prints; None: it printed nothing."""
     row = row or {}
     accepted = {True: "yes", False: "no"}.get(row.get("accepted"), "no answer")  # type: ignore[arg-type]
-    return accepted, row.get("start") or "-", row.get("nodes") or "-", " ".join((row.get("why") or "").split())
+    return (
+        accepted,
+        row.get("start") or "-",
+        row.get("nodes") or "-",
+        " ".join((row.get("why") or "").split()),
+    )
 
 
 def _confirmed(plan: RunPlan, console: Console, *, yes: bool, runs: int) -> bool:
@@ -171,7 +191,8 @@ def _confirmed(plan: RunPlan, console: Console, *, yes: bool, runs: int) -> bool
         return True
     what = f"this launch may take {most:,.0f} GPU hours; site {plan.site.name} requires confirmation above {limit:,}"
     return console.confirm(
-        what, "confirm with --yes, reduce nodes or time, or limit gpu_hours in [restart] of the job file"
+        what,
+        "confirm with --yes, reduce nodes or time, or limit gpu_hours in [restart] of the job file",
     )
 
 
@@ -187,10 +208,14 @@ def _wait(run: Run, console: Console) -> int:
         sys.stderr.buffer.flush()
 
     try:
-        own = (run.folder / SUBMIT).is_file()  # a user's own batch script may have a file for errors too
+        own = (
+            run.folder / SUBMIT
+        ).is_file()  # a user's own batch script may have a file for errors too
         status = follow(run, Following(run) if own else Tail(run.log), show, console)
     except KeyboardInterrupt:
-        console.say(f"\n{run.name} keeps running; output: runner logs -f {run.name}; to end: runner cancel {run.name}")
+        console.say(
+            f"\n{run.name} keeps running; output: runner logs -f {run.name}; to end: runner cancel {run.name}"
+        )
         raise
     say_end(status, console)
     return result_code(status)
@@ -205,7 +230,9 @@ def explain(plan: RunPlan, environ: Mapping[str, str], project: Project) -> Iter
         from runner.runs.batch import command
 
         yield f"would run: cd {plan.batch.folder} && {shlex.join(command(plan.batch, plan.job))}"
-        rows = [(f"--{name}", text, str(origin)) for name, (text, origin) in plan.batch.options.items()]
+        rows = [
+            (f"--{name}", text, str(origin)) for name, (text, origin) in plan.batch.options.items()
+        ]
     else:
         try:
             runs = str(plan.site.runs(environ, project))
@@ -217,7 +244,9 @@ def explain(plan: RunPlan, environ: Mapping[str, str], project: Project) -> Iter
     if (cost := estimate(plan.job)) is not None:
         yield f"cost: {cost.text(len(plan.batch.array_tasks) if plan.batch else 1)}"
     yield f"{'options of sbatch' if plan.batch else 'settings'}, and where each comes from:"
-    yield from _columns(tuple((name, value, _short(source, project)) for name, value, source in rows))
+    yield from _columns(
+        tuple((name, value, _short(source, project)) for name, value, source in rows)
+    )
     yield from _code(plan)
 
 
@@ -232,18 +261,38 @@ def _values(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
     """(name, value, source) of every value that the script was rendered from."""
     job = plan.job
     for name, key in KEYS.items():
-        value = getattr(job.resources, name, None) if hasattr(job.resources, name) else getattr(job, name, None)
+        value = (
+            getattr(job.resources, name, None)
+            if hasattr(job.resources, name)
+            else getattr(job, name, None)
+        )
         parts: dict[str, object] = {name: value}
         if name == "restart" and job.restart:
             parts = {f"restart.{cause}": text for cause, text in job.restart.words.items()}
         for part, shown in parts.items():
-            if shown is not None and (key.kind is int or shown) and key.kind is not dict and name != "environment":
-                words = " ".join(shown) if isinstance(shown, tuple) else str(shown).partition("\n")[0]
+            if (
+                shown is not None
+                and (key.kind is int or shown)
+                and key.kind is not dict
+                and name != "environment"
+            ):
+                words = (
+                    " ".join(shown) if isinstance(shown, tuple) else str(shown).partition("\n")[0]
+                )
                 yield part, words, str(job.origins[name])
     values = plan.environment.values()
     for name, origin in plan.environment.origins.items():
         yield name, values.get(name, ""), str(origin)
-    for name in ("scheduler", "gpu_request", "restart_by", "image_folder", "run_folder", "modules", "sbatch", "srun"):
+    for name in (
+        "scheduler",
+        "gpu_request",
+        "restart_by",
+        "image_folder",
+        "run_folder",
+        "modules",
+        "sbatch",
+        "srun",
+    ):
         value = getattr(plan.site, name)
         if value:
             shown = " ".join(value) if isinstance(value, tuple) else str(value)
@@ -259,20 +308,32 @@ def _columns(rows: tuple[tuple[str, str, str], ...]) -> Iterator[str]:
 
 def _code(plan: RunPlan) -> Iterator[str]:
     taken = plan.snapshot
-    size = f"{taken.size_bytes / 1e6:.1f} MB" if taken.size_bytes >= 100_000 else f"{taken.size_bytes} bytes"
+    size = (
+        f"{taken.size_bytes / 1e6:.1f} MB"
+        if taken.size_bytes >= 100_000
+        else f"{taken.size_bytes} bytes"
+    )
     where = f" of {plan.program.main}" if plan.program.main else ""
     yield f"code snapshot{where}: {len(taken.files)} files, {size}"
     if taken.git is not None:
         state = "clean"
         if taken.git.dirty:
-            state = f"{len(taken.git.modified)} modified and {len(taken.git.untracked)} untracked files"
+            state = (
+                f"{len(taken.git.modified)} modified and {len(taken.git.untracked)} untracked files"
+            )
         yield f"  commit {taken.git.commit or '(none yet)'}, {state}"
     if taken.git is None:
-        folders = Counter(name.partition("/")[0] + "/" if "/" in name else "at the top" for name in taken.files)
+        folders = Counter(
+            name.partition("/")[0] + "/" if "/" in name else "at the top" for name in taken.files
+        )
         if folders:
-            yield "  " + ", ".join(f"{count} {name}" for name, count in folders.most_common(_FILES_SHOWN))
+            yield "  " + ", ".join(
+                f"{count} {name}" for name, count in folders.most_common(_FILES_SHOWN)
+            )
         return
-    marks = {name: "modified" for name in taken.git.modified} | {name: "untracked" for name in taken.git.untracked}
+    marks = {name: "modified" for name in taken.git.modified} | {
+        name: "untracked" for name in taken.git.untracked
+    }
     changed = [name for name in taken.files if name in marks]
     for name in changed[:_FILES_SHOWN]:
         yield f"  {name} ({marks[name]})"
@@ -285,7 +346,9 @@ def _explain_sweep(plan: RunPlan, sweep: Sweep, console: Console) -> RunPlan:
     from runner.runs.sweep import ARRAY, array_script, with_values
 
     for number, values in enumerate(sweep.combinations):
-        console.say(f"task {number}: " + ", ".join(f"{name} = {value}" for name, value in values.items()))
+        console.say(
+            f"task {number}: " + ", ".join(f"{name} = {value}" for name, value in values.items())
+        )
     first = with_values(plan, sweep.combinations[0])
     if not plan.site.is_local:
         console.say(f"{ARRAY}:\n{array_script(first, len(sweep.combinations), sweep.at_once)}")
@@ -299,16 +362,29 @@ def _array_tasks(plan: RunPlan, args: argparse.Namespace) -> tuple[int, ...]:
     if args.chain and (args.sweep or tasks):
         what = f"--chain does not work with {'--sweep' if args.sweep else 'an array'}"
         raise RunnerError(
-            what, "a chain belongs to a single run", "use --restart, or [restart] in the job file", exit_code=2
+            what,
+            "a chain belongs to a single run",
+            "use --restart, or [restart] in the job file",
+            exit_code=2,
         )
     if args.sweep and tasks:
         what = f"{plan.batch.options['array'].origin if plan.batch else ''}: --sweep does not work with an array"
-        raise RunnerError(what, "each task of an array is a run already", "leave out --sweep or --array", exit_code=2)
+        raise RunnerError(
+            what,
+            "each task of an array is a run already",
+            "leave out --sweep or --array",
+            exit_code=2,
+        )
     return tasks
 
 
 def _launch_sweep(
-    plan: RunPlan, sweep: Sweep | None, tasks: tuple[int, ...], runs: Path, args: argparse.Namespace, console: Console
+    plan: RunPlan,
+    sweep: Sweep | None,
+    tasks: tuple[int, ...],
+    runs: Path,
+    args: argparse.Namespace,
+    console: Console,
 ) -> int:
     """Start the runs; print the name of the sweep or array. With --wait, return the highest exit code."""
     from runner.runs.sweep import submit_sweep
@@ -319,8 +395,15 @@ def _launch_sweep(
     )
     console.say(f"next: runner status {name}")
     if args.json:
-        console.answer_json({"sweep": name, "runs": [
-            {"run": run.name, "job_id": run.job_id, "parameters": run.parameters} for run in made]})  # fmt: skip
+        console.answer_json(
+            {
+                "sweep": name,
+                "runs": [
+                    {"run": run.name, "job_id": run.job_id, "parameters": run.parameters}
+                    for run in made
+                ],
+            }
+        )
     else:
         console.answer(made[0].job_id.partition("_")[0] if args.parsable else name)
     sys.stdout.flush()

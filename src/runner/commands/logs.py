@@ -41,8 +41,12 @@ def show_logs(args: argparse.Namespace, console: Console) -> int:
     show(b"\n" if printable.rest else b"")
     if not shown:
         console.say(f"{run.name} has printed nothing yet ({run.log})")
-    elif args.tail is None and args.attempt is None and not ranks and (unknown := without_times(run)):
-        console.say(f"attempt {', '.join(map(str, unknown))}: no times were recorded, so the output is grouped by rank")
+    elif (
+        args.tail is None and args.attempt is None and not ranks and (unknown := without_times(run))
+    ):
+        console.say(
+            f"attempt {', '.join(map(str, unknown))}: no times were recorded, so the output is grouped by rank"
+        )
     return 0
 
 
@@ -50,10 +54,15 @@ def _check_part(args: argparse.Namespace, run: Run) -> None:
     """Raise RunnerError for options that exclude each other."""
     if args.follow and (args.attempt is not None or args.tail is not None):
         raise RunnerError(
-            "--follow does not work with --tail or --attempt", "--follow always shows the whole output",
-            f"runner logs {run.name} -n {args.tail or 20}, then runner logs -f {run.name}", exit_code=2,
-        )  # fmt: skip
+            "--follow does not work with --tail or --attempt",
+            "--follow always shows the whole output",
+            f"runner logs {run.name} -n {args.tail or 20}, then runner logs -f {run.name}",
+            exit_code=2,
+        )
     if args.tail is not None and args.tail < 1:
         raise RunnerError(
-            f"--tail {args.tail} must be 1 or more", "--tail is the number of lines to print", "--tail 20", exit_code=2
+            f"--tail {args.tail} must be 1 or more",
+            "--tail is the number of lines to print",
+            "--tail 20",
+            exit_code=2,
         )

@@ -26,14 +26,24 @@ from runner.memory.shape import (
 )
 from runner.project import find_project
 
-SHAPE_FLAGS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
-               "intermediate_size", "vocab_size", "max_position_embeddings")  # fmt: skip
+SHAPE_FLAGS = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+)
 WIDTHS = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     verb = add_verb(subparsers, common, "memory", "memory:show_memory")
-    shape = verb.add_argument_group("shape of the model, in place of MODEL or of values in its config")
+    shape = verb.add_argument_group(
+        "shape of the model, in place of MODEL or of values in its config"
+    )
     shape.add_argument("--model_type", metavar="NAME", help="llama, gpt2, mistral, qwen2, gemma …")
     for name in SHAPE_FLAGS:
         shape.add_argument(f"--{name}", type=int, metavar="N")
@@ -44,7 +54,11 @@ def show_memory(args: argparse.Namespace, console: Console) -> int:
     """`runner memory`: print a line per configuration and micro batch. Exit code 1 if none fits the given GPU."""
     for name in ("gpus", "accumulation"):
         if getattr(args, name) < 1:
-            raise RunnerError(f"--{name} {getattr(args, name)} is too small", "it must be 1 or more", f"--{name} 1")
+            raise RunnerError(
+                f"--{name} {getattr(args, name)} is too small",
+                "it must be 1 or more",
+                f"--{name} 1",
+            )
     if args.megatron:
         return _show_megatron(args, console)
     shape = _shape(args)
@@ -55,8 +69,16 @@ def show_memory(args: argparse.Namespace, console: Console) -> int:
             f"the model has {shape.positions} positions",
             f"--length {shape.positions}",
         )
-    plan = Plan(args.gpus, 1, length, args.accumulation, WIDTHS[args.dtype], args.attention,
-                args.activation_checkpointing, args.lora_r)  # fmt: skip
+    plan = Plan(
+        args.gpus,
+        1,
+        length,
+        args.accumulation,
+        WIDTHS[args.dtype],
+        args.attention,
+        args.activation_checkpointing,
+        args.lora_r,
+    )
     found = [
         estimate(shape, zero, replace(plan, micro_batch=micro))
         for zero in _zeros(args.deepspeed, shape)
@@ -66,9 +88,17 @@ def show_memory(args: argparse.Namespace, console: Console) -> int:
     fits = _fits(found, gpu)
     weights = count_weights(shape, lora_r=args.lora_r)
     if args.json:
-        head = {"model": shape.name, "parameters": weights.total, "trained": weights.trained,
-                "gpus": plan.gpus, "length": length}  # fmt: skip
-        parts = [{**asdict(each), "total": each.total, "fits": fit} for each, fit in zip(found, fits, strict=True)]
+        head = {
+            "model": shape.name,
+            "parameters": weights.total,
+            "trained": weights.trained,
+            "gpus": plan.gpus,
+            "length": length,
+        }
+        parts = [
+            {**asdict(each), "total": each.total, "fits": fit}
+            for each, fit in zip(found, fits, strict=True)
+        ]
         console.answer_json({**head, "gpu_bytes": gpu, "estimates": parts})
     else:
         trained = f", {weights.lora:,} trained" if args.lora_r else ""
@@ -79,15 +109,32 @@ def show_memory(args: argparse.Namespace, console: Console) -> int:
         )
         names = ("weights", "gradients", "optimizer", "activations", "loss", "buffers", "total")
         rows = [
-            (each.zero, str(each.micro_batch), *(_gib(getattr(each, name)) for name in names), each.moment, FITS[fit])
+            (
+                each.zero,
+                str(each.micro_batch),
+                *(_gib(getattr(each, name)) for name in names),
+                each.moment,
+                FITS[fit],
+            )
             for each, fit in zip(found, fits, strict=True)
         ]
         console.table(HEAD, rows)
     return _verdict(found, fits, gpu, console)
 
 
-HEAD = ("DEEPSPEED", "MICRO", "WEIGHTS", "GRADIENTS", "OPTIMIZER", "ACTIVATIONS", "LOGITS", "BUFFERS", "TOTAL",
-        "WORST AT", "FITS")  # fmt: skip
+HEAD = (
+    "DEEPSPEED",
+    "MICRO",
+    "WEIGHTS",
+    "GRADIENTS",
+    "OPTIMIZER",
+    "ACTIVATIONS",
+    "LOGITS",
+    "BUFFERS",
+    "TOTAL",
+    "WORST AT",
+    "FITS",
+)
 FITS = {True: "yes", False: "no", None: "?"}
 MOST_ROWS = 12
 
@@ -95,7 +142,11 @@ MOST_ROWS = 12
 def _show_megatron(args: argparse.Namespace, console: Console) -> int:
     """Print a line per way to split Megatron's GPT, in the order in which `launch` tries them."""
     own = args.megatron.split(",")
-    size = tuple(map(int, own)) if len(own) == 3 and all(map(str.isdigit, own)) else megatron.SIZES.get(args.megatron)
+    size = (
+        tuple(map(int, own))
+        if len(own) == 3 and all(map(str.isdigit, own))
+        else megatron.SIZES.get(args.megatron)
+    )
     length, gpu = args.length or 2048, _gpu_bytes(args)
     per_node = find_site(args.site, os.environ)[0].gpus_per_node or 8
     work = megatron.Work(args.gpus, length, _micro_batches(args.micro_batch)[0])
@@ -103,7 +154,8 @@ def _show_megatron(args: argparse.Namespace, console: Console) -> int:
     if size and all(size) and size[1] % size[2] == 0:
         shape = megatron.gpt(size[0], size[1], size[2], length)
         found = [
-            megatron.estimate(shape, each, work) for each in megatron.layouts(shape, min(args.gpus, per_node), work)
+            megatron.estimate(shape, each, work)
+            for each in megatron.layouts(shape, min(args.gpus, per_node), work)
         ]
     if not found:
         raise RunnerError(
@@ -117,22 +169,39 @@ def _show_megatron(args: argparse.Namespace, console: Console) -> int:
     parameters = count_weights(shape).total
     if args.json:
         parts = [
-            {**asdict(each), "layout": each.layout._asdict(), "total": each.total, "fits": fit} for each, fit in shown
+            {**asdict(each), "layout": each.layout._asdict(), "total": each.total, "fits": fit}
+            for each, fit in shown
         ]
         console.answer_json({"parameters": parameters, "gpu_bytes": gpu, "estimates": parts})
     else:
         console.say(f"{parameters:,} parameters; {args.gpus} GPUs; GiB per GPU:")
         names = ("weights", "gradients", "optimizer", "activations", "logits", "total")
         rows = [
-            (*map(str, each.layout[:3]), "full" if each.layout.recompute else "no",
-             *(_gib(getattr(each, name)) for name in names), FITS[fit])
+            (
+                *map(str, each.layout[:3]),
+                "full" if each.layout.recompute else "no",
+                *(_gib(getattr(each, name)) for name in names),
+                FITS[fit],
+            )
             for each, fit in shown
-        ]  # fmt: skip
-        console.table(("TENSOR", "PIPELINE", "CONTEXT", "RECOMPUTE", *(name.upper() for name in names), "FITS"), rows)
+        ]
+        console.table(
+            (
+                "TENSOR",
+                "PIPELINE",
+                "CONTEXT",
+                "RECOMPUTE",
+                *(name.upper() for name in names),
+                "FITS",
+            ),
+            rows,
+        )
     return int(gpu is not None and True not in fits)
 
 
-def _fits(found: Sequence[Estimate] | Sequence[megatron.Estimate], gpu: int | None) -> list[bool | None]:
+def _fits(
+    found: Sequence[Estimate] | Sequence[megatron.Estimate], gpu: int | None
+) -> list[bool | None]:
     """Whether each estimate fits on the GPU; None if its memory is not known."""
     return [fits_on(each.total, gpu) if gpu else None for each in found]
 
@@ -160,7 +229,9 @@ def _prefetched(site: str | None) -> Path | None:
     """The folder into which `runner prefetch` downloads models."""
     from runner.runs import hub
 
-    with suppress(RunnerError):  # the site's folder may contain a variable that is not set on this machine
+    with suppress(
+        RunnerError
+    ):  # the site's folder may contain a variable that is not set on this machine
         given = {**hub.hub_variables(os.environ), **find_site(site, os.environ)[0].env}
         return hub.hub_home(given, runs_folder(site), os.environ) / "hub"
     return None
@@ -171,7 +242,8 @@ def _zeros(text: str, shape: Shape) -> list[Zero]:
     presets = project.names("jobs/deepspeed")
     found = [(name, Path(name)) for name in text.split(",") if name]
     paths = [
-        path if path.is_file() and name not in presets else project.find("jobs/deepspeed", name) for name, path in found
+        path if path.is_file() and name not in presets else project.find("jobs/deepspeed", name)
+        for name, path in found
     ]
     return [read(path, shape.hidden) for path in paths]
 
@@ -180,7 +252,9 @@ def _micro_batches(text: str) -> list[int]:
     words = text.split(",")
     if not all(word.strip().isdigit() and int(word) > 0 for word in words):
         raise RunnerError(
-            f"--micro_batch {text!r} is not a list of numbers", "each number must be 1 or more", "--micro_batch 1,2,4"
+            f"--micro_batch {text!r} is not a list of numbers",
+            "each number must be 1 or more",
+            "--micro_batch 1,2,4",
         )
     return [int(word) for word in words]
 
@@ -205,13 +279,17 @@ def _gib(size_bytes: int) -> str:
     return f"{size_bytes / 1024**3:.2f}"
 
 
-def _verdict(found: list[Estimate], fits: list[bool | None], gpu: int | None, console: Console) -> int:
+def _verdict(
+    found: list[Estimate], fits: list[bool | None], gpu: int | None, console: Console
+) -> int:
     if host := max(each.host for each in found):
         console.say(f"offload needs up to {_gib(host)} GiB of host memory per GPU")
     if gpu is None:
         console.say("to see which settings fit: --gpu NAME or --gpu_memory SIZE")
         return 0
-    console.say(f"FITS is yes if 1.05 x TOTAL + 1.5 GiB is at most the GPU's memory of {_gib(gpu)} GiB")
+    console.say(
+        f"FITS is yes if 1.05 x TOTAL + 1.5 GiB is at most the GPU's memory of {_gib(gpu)} GiB"
+    )
     if True in fits:
         return 0
     console.say(

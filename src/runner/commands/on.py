@@ -27,14 +27,24 @@ from runner.remote.host import find_host, host_names
 from runner.remote.ssh import Connection
 
 _HERE = ("cluster", "completion", "connect", "importer", "init", "skill")
-_PAUSE_SECONDS, _PATIENCE_SECONDS = 2, 600  # between two attempts to connect again; until it gives up
+_PAUSE_SECONDS, _PATIENCE_SECONDS = (
+    2,
+    600,
+)  # between two attempts to connect again; until it gives up
 
 
-def run_on(names: Sequence[str], words: Sequence[str], args: argparse.Namespace, console: Console) -> int:
+def run_on(
+    names: Sequence[str], words: Sequence[str], args: argparse.Namespace, console: Console
+) -> int:
     """Run the command line on each host, and return its exit code. `args` is the same command line, parsed."""
     name = names[0]
     if args.verb in _HERE:
-        raise RunnerError(f"{args.verb} does not take --on", "it is about this machine", f"ssh {name}", exit_code=2)
+        raise RunnerError(
+            f"{args.verb} does not take --on",
+            "it is about this machine",
+            f"ssh {name}",
+            exit_code=2,
+        )
     if names != [name] or name == "all":
         return _side_by_side(names, words, args, console)
     connection = Connection(find_host(name, os.environ), os.environ)
@@ -56,7 +66,12 @@ def run_on(names: Sequence[str], words: Sequence[str], args: argparse.Namespace,
                 _fetch(connection, call, console)
             if exit_code != 255:
                 return exit_code
-            lost = RunnerError(f"the connection to {name} was lost", noise or "ssh ended", "try again", exit_code=255)
+            lost = RunnerError(
+                f"the connection to {name} was lost",
+                noise or "ssh ended",
+                "try again",
+                exit_code=255,
+            )
         except _NotInstalled as error:
             if not terminal or not error.solved(connection, console):
                 raise
@@ -82,7 +97,9 @@ class _Call(NamedTuple):
     """the file that the verb writes there, and that belongs here"""
 
 
-def _prepared(connection: Connection, words: Sequence[str], args: argparse.Namespace, console: Console) -> _Call:
+def _prepared(
+    connection: Connection, words: Sequence[str], args: argparse.Namespace, console: Console
+) -> _Call:
     """Send the files that the verb reads, and return its call."""
     words, replaced, writes = _local_options(words, args)
     project = find_project()
@@ -96,23 +113,44 @@ def _prepared(connection: Connection, words: Sequence[str], args: argparse.Names
     elif main is None:
         main = project.start
     inside = main is not None and project.start.is_relative_to(main)
-    place = {"top": str(main), "here": str(project.start)} if inside else {"top": "/none", "here": ""}
-    return _Call(code.quoted(words, replaced), {**place, "writes": replaced.get(writes, "")}, writes)
+    place = (
+        {"top": str(main), "here": str(project.start)} if inside else {"top": "/none", "here": ""}
+    )
+    return _Call(
+        code.quoted(words, replaced), {**place, "writes": replaced.get(writes, "")}, writes
+    )
 
 
-def _local_options(words: Sequence[str], args: argparse.Namespace) -> tuple[Sequence[str], dict[str, str], str]:
+def _local_options(
+    words: Sequence[str], args: argparse.Namespace
+) -> tuple[Sequence[str], dict[str, str], str]:
     """(the words for HOST, new paths in them, the file to bring back). Raises RunnerError for options that change the
     project."""
-    changing = [name for name in ("fix", "into", "output", "job") if args.verb == "env" and getattr(args, name, None)]
+    changing = [
+        name
+        for name in ("fix", "into", "output", "job")
+        if args.verb == "env" and getattr(args, name, None)
+    ]
     if changing:
-        what, fix = f"env --{changing[0]} does not take --on", "leave out --on, or use what env prints"
-        raise RunnerError(what, "it changes files of the project, which is on this machine", fix, exit_code=2)
-    words = [word for word in words if (args.verb, word) != ("open", "--browser")]  # the browser of this machine
+        what, fix = (
+            f"env --{changing[0]} does not take --on",
+            "leave out --on, or use what env prints",
+        )
+        raise RunnerError(
+            what, "it changes files of the project, which is on this machine", fix, exit_code=2
+        )
+    words = [
+        word for word in words if (args.verb, word) != ("open", "--browser")
+    ]  # the browser of this machine
     writes: str = getattr(args, {"plot": "png", "report": "output"}.get(args.verb, ""), None) or ""
     if args.verb == "report" and not (writes or args.md or args.json):
         writes = f"{Path(args.runs[0]).name if len(args.runs) == 1 else 'report'}.html"
         words = [*words, "-o", writes]
-    return words, {writes: f".{secrets.token_hex(8)}{Path(writes).suffix}"} if writes else {}, writes
+    return (
+        words,
+        {writes: f".{secrets.token_hex(8)}{Path(writes).suffix}"} if writes else {},
+        writes,
+    )
 
 
 def _fetch(connection: Connection, call: _Call, console: Console) -> None:
@@ -148,27 +186,43 @@ def _files(args: argparse.Namespace, project: Project) -> tuple[Path | None, dic
 
 
 def _once(
-    connection: Connection, call: _Call, args: argparse.Namespace, terminal: bool, output: IO[bytes] | Lines
+    connection: Connection,
+    call: _Call,
+    args: argparse.Namespace,
+    terminal: bool,
+    output: IO[bytes] | Lines,
 ) -> tuple[int, str]:
     """(exit code of the verb, what ssh printed if the verb did not start)."""
     name, mark = connection.host.name, f"runner-{secrets.token_hex(8)}"
     argv = connection.verb(call.words, mark, terminal=terminal, **call.values)
     outputs = (output, sys.stderr.buffer)
-    child = process.Marked(argv, mark.encode(), outputs, terminal=terminal, reads=args.verb == "shell")
-    exit_code = child.wait(lambda pid: process.run(connection.argv(f"kill -INT {pid}"), check=False, own_session=True))
+    child = process.Marked(
+        argv, mark.encode(), outputs, terminal=terminal, reads=args.verb == "shell"
+    )
+    exit_code = child.wait(
+        lambda pid: process.run(connection.argv(f"kill -INT {pid}"), check=False, own_session=True)
+    )
     state = child.head.rpartition(" ")[0]
     if state in ("", "ready"):
         return exit_code, child.noise
-    what, why = f"{name} has {state}, this machine has runner {__version__}", "both must be the same"
+    what, why = (
+        f"{name} has {state}, this machine has runner {__version__}",
+        "both must be the same",
+    )
     if state == "missing":
-        what, why = f"runner is not installed on {name}", "it is neither on PATH there nor in ~/.local/bin"
+        what, why = (
+            f"runner is not installed on {name}",
+            "it is neither on PATH there nor in ~/.local/bin",
+        )
     raise _NotInstalled(what, why, f"runner connect {name} --install")
 
 
 class _NotInstalled(RunnerError):
     def solved(self, connection: Connection, console: Console) -> bool:
         """Ask the user, and install runner on HOST."""
-        console.say(f"{self.what}. Install runner {__version__} there, in {connection.host.folder}? [y/N]")
+        console.say(
+            f"{self.what}. Install runner {__version__} there, in {connection.host.folder}? [y/N]"
+        )
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             return False
         from runner.remote.install import install
@@ -241,7 +295,9 @@ class Page(Lines):
             self._connection.cancel(self._forward)
 
 
-def _side_by_side(names: Sequence[str], words: Sequence[str], args: argparse.Namespace, console: Console) -> int:
+def _side_by_side(
+    names: Sequence[str], words: Sequence[str], args: argparse.Namespace, console: Console
+) -> int:
     """The same command on several hosts, or on all that have a file; a host that does not answer is named."""
     from concurrent.futures import ThreadPoolExecutor
 
@@ -249,11 +305,19 @@ def _side_by_side(names: Sequence[str], words: Sequence[str], args: argparse.Nam
 
     asks = args.verb == "launch" and args.ask
     if "all" in names and not (known := host_names(os.environ)):
-        why, fix = "there is no file ~/.config/runner/hosts/NAME.toml", f"runner {args.verb} --on HOST"
+        why, fix = (
+            "there is no file ~/.config/runner/hosts/NAME.toml",
+            f"runner {args.verb} --on HOST",
+        )
         raise RunnerError("no hosts are known", why, fix, exit_code=2)
     if args.verb != "status" and not asks:
         why = "only `runner status` and `runner launch --dry-run --ask` use several hosts"
-        raise RunnerError(f"{args.verb} cannot use several hosts", why, f"runner {args.verb} --on HOST", exit_code=2)
+        raise RunnerError(
+            f"{args.verb} cannot use several hosts",
+            why,
+            f"runner {args.verb} --on HOST",
+            exit_code=2,
+        )
     names = list(dict.fromkeys(known if "all" in names else names))
     words = ("--json", *words) if asks and not args.json else words
 
@@ -263,11 +327,18 @@ def _side_by_side(names: Sequence[str], words: Sequence[str], args: argparse.Nam
 
     with ThreadPoolExecutor() as pool:
         answers = dict(zip(names, pool.map(ask, names), strict=True))
-    found = {name: json.loads(done.stdout or "null") for name, done in answers.items()} if asks or args.json else {}
+    found = (
+        {name: json.loads(done.stdout or "null") for name, done in answers.items()}
+        if asks or args.json
+        else {}
+    )
     if args.json:
         console.answer_json(found)
     elif asks:
-        rows = [(name, (row or {}).get("site", "-"), *forecast_cells(row)) for name, row in found.items()]
+        rows = [
+            (name, (row or {}).get("site", "-"), *forecast_cells(row))
+            for name, row in found.items()
+        ]
         console.table(("HOST", "SITE", *FORECAST), rows, wrap=True)
     for name, done in answers.items():
         if not args.json and not asks:

@@ -27,8 +27,12 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     parser = subparsers.add_parser("open", parents=[common], usage=usage)
     apps = (*APPS, SSH)
     parser.add_argument("app", choices=apps, metavar="APP", help=f"one of: {', '.join(apps)}")
-    parser.add_argument("where", nargs="?", metavar="ENV|RUN", help="where (default: the project's environment)")
-    parser.add_argument("--browser", action="store_true", help="open the page in a browser on this machine")
+    parser.add_argument(
+        "where", nargs="?", metavar="ENV|RUN", help="where (default: the project's environment)"
+    )
+    parser.add_argument(
+        "--browser", action="store_true", help="open the page in a browser on this machine"
+    )
     idle = f"end jupyter or ssh after this time without use; 0: never (default: {IDLE_MINUTES})"
     parser.add_argument("--idle", type=int, default=IDLE_MINUTES, metavar="MINUTES", help=idle)
     stdio = "for ssh's ProxyCommand: connect stdin and stdout to the sshd of a run"
@@ -46,20 +50,30 @@ def open_page(args: argparse.Namespace, console: Console) -> int:
 
     if args.stdio and (args.app != pages.SSH or not args.where):
         what = "--stdio is given without ssh and a run"
-        raise RunnerError(what, "it is for ssh's ProxyCommand", "runner open ssh RUN --stdio", exit_code=2)
+        raise RunnerError(
+            what, "it is for ssh's ProxyCommand", "runner open ssh RUN --stdio", exit_code=2
+        )
     if args.stdio:
-        return _open_ssh(pages.running(args.where, args.site, find_project(), os.environ), 0, args, console)
+        return _open_ssh(
+            pages.running(args.where, args.site, find_project(), os.environ), 0, args, console
+        )
     request = ShellRequest(args.where, site=args.site, engine=args.engine, given=settings(args))
     run, pid = pages.started(args.app, request, find_project(), os.environ, console, args.idle * 60)
     if args.app == pages.SSH:
         return _open_ssh(run, pid, args, console)
-    tunnel = pages.connected(args.app, run, *pages.wait(args.app, run, pid, console), os.environ, console)
+    tunnel = pages.connected(
+        args.app, run, *pages.wait(args.app, run, pid, console), os.environ, console
+    )
     try:
         state = run.folder / "open" / args.app
-        url = f"http://127.0.0.1:{tunnel.port}{pages.APPS[args.app]}{files.text_of(state / 'token')}"
+        url = (
+            f"http://127.0.0.1:{tunnel.port}{pages.APPS[args.app]}{files.text_of(state / 'token')}"
+        )
         console.answer(url)
         sys.stdout.flush()
-        console.say(f"{run.name}: Ctrl-C closes the tunnel; the server runs until: runner cancel {run.name}")
+        console.say(
+            f"{run.name}: Ctrl-C closes the tunnel; the server runs until: runner cancel {run.name}"
+        )
         if args.browser:
             open_browser(url, state / "page.html")
         left, warned = pages.minutes_left(run), 11
@@ -92,13 +106,19 @@ def _open_ssh(run: Run, pid: int, args: argparse.Namespace, console: Console) ->
             tunnel.close()
         return 0
     called = Path(sys.argv[0])
-    program = (str(called.absolute()),) if called.name == "runner" else (sys.executable, "-P", "-m", "runner")
+    program = (
+        (str(called.absolute()),)
+        if called.name == "runner"
+        else (sys.executable, "-P", "-m", "runner")
+    )
     block = pages.ssh_config(run, program)
     path = run.folder / f"open/{pages.SSH}/config"
     files.write(path, block, mode=0o600)
     console.answer(block)
     console.say(f"a shell in the container: ssh -F {path} runner-{run.name}")
-    console.say(f"for VS Code, scp and rsync, add this line at the top of ~/.ssh/config: Include {path}")
+    console.say(
+        f"for VS Code, scp and rsync, add this line at the top of ~/.ssh/config: Include {path}"
+    )
     idle = f", or after {args.idle} minutes without a connection" if args.idle else ""
     console.say(f"{run.name} ends with its job{idle}; to end it now: runner cancel {run.name}")
     return 0

@@ -69,7 +69,9 @@ class Parser(argparse.ArgumentParser):
         why = f"`{self.prog}` has no option {word.partition('=')[0]}"
         fix = [f"did you mean {close}?"] if close else []
         fix += [self.format_usage().strip(), f"{self.prog} --help"]
-        raise RunnerError(f"{self._verb}: unknown option {whole!r}", why, "\n".join(fix), exit_code=2)
+        raise RunnerError(
+            f"{self._verb}: unknown option {whole!r}", why, "\n".join(fix), exit_code=2
+        )
 
 
 def add_verb(
@@ -83,7 +85,9 @@ def add_verb(
 
     def run(args: argparse.Namespace, console: Console) -> int:
         module, _, called = function.partition(":")
-        code: int = getattr(importlib.import_module(f"runner.commands.{module}"), called)(args, console)
+        code: int = getattr(importlib.import_module(f"runner.commands.{module}"), called)(
+            args, console
+        )
         return code
 
     verb: argparse.ArgumentParser = subparsers.add_parser(name, parents=[common], **settings)
@@ -109,10 +113,17 @@ def add_verb(
 def add_job(verb: argparse.ArgumentParser) -> None:
     """Add the arguments that select the job."""
     verb.add_argument(
-        "job", nargs="?", metavar="JOB", help="a job file (a name in jobs/, or a path); for launch also a batch script"
+        "job",
+        nargs="?",
+        metavar="JOB",
+        help="a job file (a name in jobs/, or a path); for launch also a batch script",
     )
-    verb.add_argument("--env", metavar="ENV", help="the environment: a name in edf/, or a path to an EDF")
-    verb.add_argument("--script", metavar="SCRIPT", help="a name in jobs/, or a path to a .py or .sh file")
+    verb.add_argument(
+        "--env", metavar="ENV", help="the environment: a name in edf/, or a path to an EDF"
+    )
+    verb.add_argument(
+        "--script", metavar="SCRIPT", help="a name in jobs/, or a path to a .py or .sh file"
+    )
 
 
 def add_settings(verb: argparse.ArgumentParser, *, shell: bool = False) -> None:
@@ -129,7 +140,10 @@ def add_settings(verb: argparse.ArgumentParser, *, shell: bool = False) -> None:
         elif key.kind in (tuple, Restart):
             how |= {"action": "append", "metavar": key.metavar}
         else:
-            how |= {"type": key.kind, "metavar": key.metavar or key.flag[2:].upper().replace("-", "_")}
+            how |= {
+                "type": key.kind,
+                "metavar": key.metavar or key.flag[2:].upper().replace("-", "_"),
+            }
         verb.add_argument(key.flag, **how)
 
 
@@ -142,7 +156,9 @@ def settings(args: argparse.Namespace) -> Layer:
 
 def add_wide(verb: argparse.ArgumentParser) -> None:
     """Add --wide, for verbs that print a table. The console reads it from the command line itself."""
-    verb.add_argument("--wide", action="store_true", help="do not cut columns to the terminal's width")
+    verb.add_argument(
+        "--wide", action="store_true", help="do not cut columns to the terminal's width"
+    )
 
 
 SHARED: dict[str, Callable[[argparse.ArgumentParser], None]] = {
@@ -157,7 +173,9 @@ SHARED: dict[str, Callable[[argparse.ArgumentParser], None]] = {
 def common_options() -> argparse.ArgumentParser:
     """The options that every verb takes."""
     common = argparse.ArgumentParser(add_help=False, allow_abbrev=False, formatter_class=Formatter)
-    common.add_argument("--site", metavar="NAME", help="the cluster (default: RUNNER_SITE, then detection)")
+    common.add_argument(
+        "--site", metavar="NAME", help="the cluster (default: RUNNER_SITE, then detection)"
+    )
     common.add_argument("-v", "--verbose", action="store_true", help="print more on stderr")
     return common
 

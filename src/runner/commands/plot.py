@@ -35,7 +35,11 @@ def plot_runs(args: argparse.Namespace, console: Console) -> int:
 
         metrics = tuple(dict.fromkeys(curve.metric for curve in curves))
         for number, metric in enumerate(metrics):
-            lines = draw([curve for curve in curves if curve.metric == metric], args.axis, _style(len(metrics)))
+            lines = draw(
+                [curve for curve in curves if curve.metric == metric],
+                args.axis,
+                _style(len(metrics)),
+            )
             console.answer("\n".join(["", *lines] if number else lines), exact=True)
     return 0
 
@@ -45,17 +49,26 @@ def _curves(args: argparse.Namespace, console: Console) -> list[Curve]:
     metrics = tuple(dict.fromkeys(word.strip() for word in args.metric.split(",") if word.strip()))
     if not metrics:
         raise RunnerError(
-            "no metric is given", f"the value of --metric is {args.metric!r}", "--metric loss", exit_code=2
+            "no metric is given",
+            f"the value of --metric is {args.metric!r}",
+            "--metric loss",
+            exit_code=2,
         )
     found: list[Curve] = []
     failed: list[RunnerError] = []
     for name, path in _named(args):
         try:
-            found += [curve for curve in read_curves(name, path, metrics, args.axis) if curve.points]
+            found += [
+                curve for curve in read_curves(name, path, metrics, args.axis) if curve.points
+            ]
         except RunnerError as refusal:
             failed.append(refusal)
     if not found:
-        nothing = ("there is nothing to plot", "none of the values is a finite number", "print the values with --json")
+        nothing = (
+            "there is nothing to plot",
+            "none of the values is a finite number",
+            "print the values with --json",
+        )
         raise failed[0] if failed else RunnerError(*nothing)
     for error in failed:
         console.warn(f"left out: {error.what}: {error.why}")

@@ -15,12 +15,19 @@ def prefetch_job(args: argparse.Namespace, console: Console) -> int:
     """`runner prefetch`: print the folder of each model and dataset in the cache."""
     if not (args.job or args.script or args.rest):
         raise RunnerError(
-            "prefetch: no job is given", "prefetch downloads the models and datasets that a job needs",
-            "runner prefetch JOB, or runner prefetch --script SCRIPT -- ARGS…", exit_code=2,
-        )  # fmt: skip
+            "prefetch: no job is given",
+            "prefetch downloads the models and datasets that a job needs",
+            "runner prefetch JOB, or runner prefetch --script SCRIPT -- ARGS…",
+            exit_code=2,
+        )
     project = find_project()
     request = Request(
-        job=args.job, env=args.env, script=args.script, words=args.rest, site=args.site, engine=args.engine
+        job=args.job,
+        env=args.env,
+        script=args.script,
+        words=args.rest,
+        site=args.site,
+        engine=args.engine,
     )
     plan = prefetch.plan(request, project, os.environ, console)
     if not plan.wanted:

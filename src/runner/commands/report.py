@@ -23,13 +23,22 @@ def write_report(args: argparse.Namespace, console: Console) -> int:
         reports.append(read_report(status, alone=len(statuses) == 1))
     console.passing("")
     if args.json or not statuses:
-        console.answer_json([each.record() for each in reports]) if args.json else console.say("no run was launched")
+        console.answer_json([each.record() for each in reports]) if args.json else console.say(
+            "no run was launched"
+        )
         return 0
-    text = render("md" if args.md else "html", statuses, reports, {"visible": visible, "why_lines": answer_lines})
+    text = render(
+        "md" if args.md else "html",
+        statuses,
+        reports,
+        {"visible": visible, "why_lines": answer_lines},
+    )
     if args.md and not args.output:
         console.answer(text)
         return 0
-    target = Path(args.output or ("report.html" if len(statuses) > 1 else f"{statuses[0].run.name}.html")).absolute()
+    target = Path(
+        args.output or ("report.html" if len(statuses) > 1 else f"{statuses[0].run.name}.html")
+    ).absolute()
     write_page(target, text.encode(errors="backslashreplace"))
     console.answer(str(target))
     return 0

@@ -31,7 +31,11 @@ def run_again(args: argparse.Namespace, console: Console) -> int:
         why = f"missing or changed in its run folder: {', '.join(locked.changed_files) or 'code/'}"
         fix = "launch the script again, with the command line that `runner history` prints"
         raise RunnerError(f"{locked.name} cannot be rerun", why, fix)
-    state = "complete" if whole else "incomplete, so runner launches the run again from its git commit and command line"
+    state = (
+        "complete"
+        if whole
+        else "incomplete, so runner launches the run again from its git commit and command line"
+    )
     console.say(f"{locked.name}: the run folder is {state}")
     if args.dry_run:
         for name in () if whole else locked.changed_files:
@@ -39,18 +43,26 @@ def run_again(args: argparse.Namespace, console: Console) -> int:
         return 0
     changed, has_copy = rerun.changed_script(locked) if whole else ("", False)
     if changed and has_copy:
-        console.say(f"{changed} has changed since the launch; submitting the copy in the run folder")
+        console.say(
+            f"{changed} has changed since the launch; submitting the copy in the run folder"
+        )
     elif changed:
         console.warn(
             f"{changed} has changed since the launch; submitting it as it is now, because the run folder has no copy"
         )
-    run = rerun.same_bytes(locked, runs, console, args.tag) if whole else _anew(locked, project, runs, args, console)
+    run = (
+        rerun.same_bytes(locked, runs, console, args.tag)
+        if whole
+        else _anew(locked, project, runs, args, console)
+    )
     console.say(f"{run.name}: job {run.job_id}, in {run.folder}")
     console.answer(run.job_id if args.parsable else run.name)
     return 0
 
 
-def _anew(locked: Locked, project: Project, runs: Path, args: argparse.Namespace, console: Console) -> Run:
+def _anew(
+    locked: Locked, project: Project, runs: Path, args: argparse.Namespace, console: Console
+) -> Run:
     """Launch the lock's command line again, with the code of its commit."""
     from runner.commands.launch import launch_request
     from runner.runs.launch import prepare
@@ -62,14 +74,23 @@ def _anew(locked: Locked, project: Project, runs: Path, args: argparse.Namespace
         why = "the run's arguments contained a secret, and lock.toml never stores secrets"
         if "launch" not in words:
             why = "lock.toml does not contain the run's command line"
-        raise RunnerError(f"{locked.name} cannot be rerun", why, "start a new run with `runner launch`")
+        raise RunnerError(
+            f"{locked.name} cannot be rerun", why, "start a new run with `runner launch`"
+        )
     with folders.temporary("runner-rerun-") as folder:
         code = locked.tables.get("code", {})
         root = folder / "code"
         root.mkdir()
         here = project
         if locked.tables["run"]["project"]:
-            source = next((path for path in (project.root, Path(code.get("root", ""))) if path and path.is_dir()), None)
+            source = next(
+                (
+                    path
+                    for path in (project.root, Path(code.get("root", "")))
+                    if path and path.is_dir()
+                ),
+                None,
+            )
             diff = locked.folder / "code.diff"
             for line in code_from_git(code, source or project.start, root, diff):
                 console.warn(f"cannot restore {line}")
@@ -85,5 +106,7 @@ def _anew(locked: Locked, project: Project, runs: Path, args: argparse.Namespace
         plan = replace(plan, budget=budget_of(project, plan.site))  # not that of the old code
         run = submit(plan, runs, words, console, args.tag)
     for name in rerun.differences(locked, run):
-        console.warn(f"{name} differs from the original run; to compare: runner diff {locked.name} {run.name}")
+        console.warn(
+            f"{name} differs from the original run; to compare: runner diff {locked.name} {run.name}"
+        )
     return run

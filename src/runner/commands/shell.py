@@ -16,16 +16,22 @@ def open_shell(args: argparse.Namespace, console: Console) -> int:
     """`runner shell`: run a prompt or a command, and return its exit code."""
     project = find_project()
     request = shell.ShellRequest(
-        where=args.where, command=args.rest, site=args.site, given=settings(args),
+        where=args.where,
+        command=args.rest,
+        site=args.site,
+        given=settings(args),
         engine=args.engine or ("sandbox" if args.trace else None),
-        terminal=sys.stdin.isatty() and sys.stdout.isatty(), without_scheduler=args.here,
-    )  # fmt: skip
+        terminal=sys.stdin.isatty() and sys.stdout.isatty(),
+        without_scheduler=args.here,
+    )
     make_image = None
     if args.build:
         from runner.commands.build import image_maker
 
         make_image = image_maker(project, os.environ, console)
-    with shell.prepared(request, project, os.environ, console, dry_run=args.dry_run, make_image=make_image) as call:
+    with shell.prepared(
+        request, project, os.environ, console, dry_run=args.dry_run, make_image=make_image
+    ) as call:
         if args.dry_run:
             console.answer(call.text)
             return 0
@@ -36,5 +42,7 @@ def open_shell(args: argparse.Namespace, console: Console) -> int:
             from runner.images.importer.hot import write_trace
 
             count = write_trace(Path(args.trace), log)
-            console.say(f"{args.trace}: {count:,} files; to use it: runner import --trace {args.trace}")
+            console.say(
+                f"{args.trace}: {count:,} files; to use it: runner import --trace {args.trace}"
+            )
         return code

@@ -40,7 +40,9 @@ def show_status(args: argparse.Namespace, console: Console) -> int:
         for line in budget_lines(args):
             console.say(line)
         if found[-1].progress is None and (name := found[-1].run.unread):
-            console.say(f"{newest}: the trainer {name} has found no step in the log; try it without naming a trainer")
+            console.say(
+                f"{newest}: the trainer {name} has found no step in the log; try it without naming a trainer"
+            )
         if found[-1].active:
             console.say(f"to see the output: runner logs -f {newest}")
         elif found[-1].state not in ("COMPLETED", "CANCELLED", "PREPARING"):
@@ -64,7 +66,9 @@ def watch_status(args: argparse.Namespace, console: Console) -> int:
 
     def show(found: tuple[RunStatus, ...]) -> None:
         header, rows = table(found)
-        moved: list[object] = [(each.run.name, each.state, each.reason, each.attempt, each.progress) for each in found]
+        moved: list[object] = [
+            (each.run.name, each.state, each.reason, each.attempt, each.progress) for each in found
+        ]
         if live:
             sys.stdout.write(_CLEAR)
         elif moved == before:
@@ -74,7 +78,9 @@ def watch_status(args: argparse.Namespace, console: Console) -> int:
         sys.stdout.flush()
 
     if chosen_runs(args, console):
-        watch(lambda: chosen_runs(args, console), show)  # runs that are launched meanwhile appear too
+        watch(
+            lambda: chosen_runs(args, console), show
+        )  # runs that are launched meanwhile appear too
     return 0
 
 
@@ -95,7 +101,9 @@ def table(found: Sequence[RunStatus]) -> tuple[tuple[str, ...], list[tuple[str, 
         ("NODES", [each.nodes for each in found]),
         ("REASON", [each.reason for each in found]),
     ]
-    return tuple(name for name, _ in columns), list(zip(*(cells for _, cells in columns), strict=True))
+    return tuple(name for name, _ in columns), list(
+        zip(*(cells for _, cells in columns), strict=True)
+    )
 
 
 def age(created: float | None) -> str:
@@ -125,7 +133,11 @@ def _gpu_hours(found: Sequence[RunStatus]) -> list[tuple[str, list[str]]]:
     """A column with the GPU hours used, and the limit if the job file sets one."""
     cells = ["" if each.gpu_hours is None else f"{each.gpu_hours:.2f}" for each in found]
     limits = [f"/{each.run.gpu_hours}" if each.run.gpu_hours else "" for each in found]
-    return [("GPU HOURS", [cell + limit for cell, limit in zip(cells, limits, strict=True)])] if any(cells) else []
+    return (
+        [("GPU HOURS", [cell + limit for cell, limit in zip(cells, limits, strict=True)])]
+        if any(cells)
+        else []
+    )
 
 
 def _progress(status: RunStatus) -> tuple[str, str, str, str]:
@@ -135,4 +147,9 @@ def _progress(status: RunStatus) -> tuple[str, str, str, str]:
     loss = "" if progress.loss is None else f"{progress.loss:.4f}"
     rate = "" if progress.tokens_per_second is None else f"{progress.tokens_per_second:,.0f}"
     ending = status.state == "RUNNING" and progress.end
-    return progress.steps_text, loss, rate, datetime.fromtimestamp(ending).strftime("%m-%d %H:%M") if ending else ""
+    return (
+        progress.steps_text,
+        loss,
+        rate,
+        datetime.fromtimestamp(ending).strftime("%m-%d %H:%M") if ending else "",
+    )

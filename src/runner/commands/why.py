@@ -23,9 +23,11 @@ def show_why(args: argparse.Namespace, console: Console) -> int:
         return _list(args.list, console, json=args.json)
     if args.log and args.run_word:
         raise RunnerError(
-            "runner why: both a run and --log are given", "runner finds the logs of a run by itself",
-            "leave out one of the two", exit_code=2,
-        )  # fmt: skip
+            "runner why: both a run and --log are given",
+            "runner finds the logs of a run by itself",
+            "leave out one of the two",
+            exit_code=2,
+        )
     if args.log:
         answer = explain.explain_logs([Path(name) for name in args.log])
     else:
@@ -40,11 +42,15 @@ def show_why(args: argparse.Namespace, console: Console) -> int:
 
 def _list(word: str, console: Console, *, json: bool) -> int:
     """Print the causes whose code or description contains the word; a single cause with its reason and fix."""
-    found = [cause for cause in all_causes() if word.lower() in f"{cause.code} {cause.says}".lower()]
+    found = [
+        cause for cause in all_causes() if word.lower() in f"{cause.code} {cause.says}".lower()
+    ]
     found = [cause for cause in found if cause.code == word] or found
     if not found:
         raise RunnerError(
-            f"no cause contains {word!r}", "runner searched all codes and descriptions", "runner why --list"
+            f"no cause contains {word!r}",
+            "runner searched all codes and descriptions",
+            "runner why --list",
         )
     if json:
         console.answer_json([{name: getattr(cause, name) for name in _LISTED} for cause in found])
@@ -70,14 +76,19 @@ def answer_lines(answer: Answer) -> list[str]:
         shown.append("lines:    the most informative lines")
         shown += [f"          {each.place}: {each.text[:_LINE]}" for each in answer.telling]
     elif answer.last:
-        shown.append(f"lines:    no line reports an error; these are the last lines of {answer.last[0].path}")
+        shown.append(
+            f"lines:    no line reports an error; these are the last lines of {answer.last[0].path}"
+        )
         shown += [f"          {each.text[:_LINE]}" for each in answer.last]
     if answer.hint:
         shown.append(f"try:      {answer.hint}")
     if answer.cause is None:
         shown += _followed(answer)
     for each in answer.slow:
-        shown += [f"slow:     {each.cause.code}: {each.cause.says}", f"          {each.place}: {each.text[:_LINE]}"]
+        shown += [
+            f"slow:     {each.cause.code}: {each.cause.says}",
+            f"          {each.place}: {each.text[:_LINE]}",
+        ]
         shown += [f"  try:    {each.cause.fix}"]
     return [*shown, *(f"note:     {note}" for note in answer.notes)]
 
@@ -86,7 +97,9 @@ def _cause_lines(answer: Answer) -> list[str]:
     assert answer.cause is not None
     where = [f"rank {answer.rank}"] if answer.rank is not None else []
     where += [answer.node] if answer.node else []
-    where += [f"{answer.first.time:%Y-%m-%d %H:%M:%S}"] if answer.first and answer.first.time else []
+    where += (
+        [f"{answer.first.time:%Y-%m-%d %H:%M:%S}"] if answer.first and answer.first.time else []
+    )
     shown = [
         f"cause:    {answer.cause.code}: {answer.cause.says}",
         f"evidence: {answer.evidence}: {answer.line[:_LINE]}",
@@ -95,7 +108,9 @@ def _cause_lines(answer: Answer) -> list[str]:
         shown.append(f"first:    {', '.join(where)}")
     if answer.first and (frame := answer.first.frame):
         inside = f" in {frame.function}" if frame.function else ""
-        shown.append(f"code:     {frame.file}:{frame.line}{inside}{f': {frame.code}' if frame.code else ''}")
+        shown.append(
+            f"code:     {frame.file}:{frame.line}{inside}{f': {frame.code}' if frame.code else ''}"
+        )
     shown += [f"because:  {answer.cause.explanation}", f"try:      {answer.cause.fix}"]
     return [*shown, *_followed(answer)]
 

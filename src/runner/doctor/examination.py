@@ -35,10 +35,14 @@ def examine(site: Site, why: str, environ: Mapping[str, str]) -> Examination:
     ]
     needless = _not_needed(found, site, engine)
     found = [
-        replace(each, verdict="not needed") if each.verdict == "missing" and each.name in needless else each
+        replace(each, verdict="not needed")
+        if each.verdict == "missing" and each.name in needless
+        else each
         for each in found
     ]
-    found.sort(key=lambda each: each.verdict == "not needed")  # a stable sort, which keeps the order within each group
+    found.sort(
+        key=lambda each: each.verdict == "not needed"
+    )  # a stable sort, which keeps the order within each group
     return Examination(tuple(found), *_readiness(found, site, engine))
 
 
@@ -83,7 +87,10 @@ def _not_needed(found: Sequence[Diagnosis], site: Site, engine: str) -> set[str]
         names.add("bwrap")
     if engine not in {"sandbox", "host"}:
         names.add("sandbox")
-    if engine not in {"sandbox", "podman"}:  # the others read squashfs files themselves, or not at all
+    if engine not in {
+        "sandbox",
+        "podman",
+    }:  # the others read squashfs files themselves, or not at all
         names |= {"squashfuse", "unsquashfs", "/dev/fuse"}
     if {"squashfuse", "/dev/fuse"} <= ok:
         names.add("unsquashfs")
@@ -96,14 +103,20 @@ def _not_needed(found: Sequence[Diagnosis], site: Site, engine: str) -> set[str]
     return names
 
 
-def _readiness(found: Sequence[Diagnosis], site: Site, engine: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _readiness(
+    found: Sequence[Diagnosis], site: Site, engine: str
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(commands that work, commands that do not, each with the reason)."""
     verdicts = {each.name: each.verdict for each in found}
 
     def faulty(*names: str) -> str:
         return ", ".join(name for name in names if verdicts.get(name) == "wrong")
 
-    builder = "" if "ok" in (verdicts.get("podman"), verdicts.get("docker")) else "podman and docker do not work"
+    builder = (
+        ""
+        if "ok" in (verdicts.get("podman"), verdicts.get("docker"))
+        else "podman and docker do not work"
+    )
     launching = ("engine", "image folder", "run folder", "slurm", "srun plugins", engine)
     reasons = {
         "build": builder,

@@ -49,11 +49,15 @@ def architecture(site: Site) -> Diagnosis:
     here = probe.architecture()
     if site.architecture is None:
         fix = f"set the architecture once: runner init --site {site.name}"
-        return Diagnosis("architecture", "ok", f"{here}; the architecture of the nodes is not known", fix)
+        return Diagnosis(
+            "architecture", "ok", f"{here}; the architecture of the nodes is not known", fix
+        )
     if site.architecture == here:
         return Diagnosis("architecture", "ok", f"{here}, like the nodes of {site.name}")
     text = f"this machine is {here}, but the nodes of {site.name} are {site.architecture}"
-    return Diagnosis("architecture", "wrong", text, f"runner build --platform linux/{site.architecture}")
+    return Diagnosis(
+        "architecture", "wrong", text, f"runner build --platform linux/{site.architecture}"
+    )
 
 
 def clock() -> Diagnosis:
@@ -67,8 +71,14 @@ def clock() -> Diagnosis:
     kept = probe.clock_synchronized()
     if kept:
         return Diagnosis("clock", "ok", f"{shown}, synchronized")
-    why = "the kernel does not report whether it is synchronized" if kept is None else "not synchronized"
-    return Diagnosis("clock", "missing", f"{shown}; {why}", "ask an admin to run: timedatectl set-ntp true")
+    why = (
+        "the kernel does not report whether it is synchronized"
+        if kept is None
+        else "not synchronized"
+    )
+    return Diagnosis(
+        "clock", "missing", f"{shown}; {why}", "ask an admin to run: timedatectl set-ntp true"
+    )
 
 
 def fuse() -> Diagnosis:
@@ -78,18 +88,29 @@ def fuse() -> Diagnosis:
     there = Path("/dev/fuse").exists()
     text = "this user may not open it" if there else "does not exist"
     fix = f"ask an admin to run: {'chmod 0666 /dev/fuse' if there else 'modprobe fuse'}"
-    return Diagnosis("/dev/fuse", "missing", f"{text}, so images are unpacked instead of mounted", fix)
+    return Diagnosis(
+        "/dev/fuse", "missing", f"{text}, so images are unpacked instead of mounted", fix
+    )
 
 
 def namespaces() -> Diagnosis:
     """Whether this user may create user namespaces, which rootless podman and the sandbox need."""
     if process.which("unshare") is None:
-        return Diagnosis("namespaces", "missing", "unshare is not installed", "apt-get install util-linux")
-    tried = process.run(("unshare", "--map-root-user", "--mount", "true"), check=False, timeout_seconds=_SECONDS)
+        return Diagnosis(
+            "namespaces", "missing", "unshare is not installed", "apt-get install util-linux"
+        )
+    tried = process.run(
+        ("unshare", "--map-root-user", "--mount", "true"), check=False, timeout_seconds=_SECONDS
+    )
     if tried.exit_code == 0:
         return Diagnosis("namespaces", "ok", "this user may create them")
     words = tried.stderr.strip() or "refused"
-    return Diagnosis("namespaces", "missing", words, "ask an admin to run: sysctl -w user.max_user_namespaces=15000")
+    return Diagnosis(
+        "namespaces",
+        "missing",
+        words,
+        "ask an admin to run: sysctl -w user.max_user_namespaces=15000",
+    )
 
 
 def subordinate_ids() -> Diagnosis:
@@ -174,36 +195,61 @@ def program(name: str) -> Diagnosis:
     if version is None and shown.exit_code != 0:
         words_shown = (shown.stderr or shown.stdout).strip().splitlines()
         text = words_shown[0][:200] if words_shown else f"exit code {shown.exit_code}"
-        return Diagnosis(name, "wrong", f"does not start: {text}", f"reinstall {name}, or remove it from PATH")
+        return Diagnosis(
+            name, "wrong", f"does not start: {text}", f"reinstall {name}, or remove it from PATH"
+        )
     found = version[0] if version else "unknown"
-    if name == "docker" and not os.environ.get("DOCKER_HOST") and not os.access(_SOCKET, os.R_OK | os.W_OK):
+    if (
+        name == "docker"
+        and not os.environ.get("DOCKER_HOST")
+        and not os.access(_SOCKET, os.R_OK | os.W_OK)
+    ):
         text = f"its daemon cannot be reached at {_SOCKET}; {purpose}"
-        return Diagnosis(name, "missing", text, "as root: systemctl start docker; usermod -aG docker USER", found)
+        return Diagnosis(
+            name, "missing", text, "as root: systemctl start docker; usermod -aG docker USER", found
+        )
     return Diagnosis(name, "ok", purpose, version=found)
 
 
 def slurm(site: Site, environ: Mapping[str, str]) -> Diagnosis:
     """Whether Slurm's client programs are installed, and which cluster answers."""
     wanted = not site.is_local
-    missing = [name for name in ("sbatch", "srun", "squeue", "scancel") if process.which(name) is None]
+    missing = [
+        name for name in ("sbatch", "srun", "squeue", "scancel") if process.which(name) is None
+    ]
     if missing:
         text = f"not installed: {', '.join(missing)}"
-        return Diagnosis("slurm", "wrong", text, "log in to the cluster, or use --site local") if wanted else Diagnosis(
-            "slurm", "missing", f"{text}; jobs run on this machine", "apt-get install slurm-client"
-        )  # fmt: skip
+        return (
+            Diagnosis("slurm", "wrong", text, "log in to the cluster, or use --site local")
+            if wanted
+            else Diagnosis(
+                "slurm",
+                "missing",
+                f"{text}; jobs run on this machine",
+                "apt-get install slurm-client",
+            )
+        )
     try:
         shown = process.run(("sbatch", "--version"), check=False, timeout_seconds=_SECONDS).stdout
         ping = process.run(("scontrol", "ping"), check=False, timeout_seconds=_SECONDS)
-    except RunnerError as error:  # the controller may be busy, which does not mean that it is broken
+    except (
+        RunnerError
+    ) as error:  # the controller may be busy, which does not mean that it is broken
         return Diagnosis("slurm", "missing", f"{error.what}: {error.why}", error.fix)
     version = re.search(r"\d+\.\d+[\w.-]*", shown)
     found = version[0] if version else ""
     if ping.exit_code != 0:
         words = (ping.stdout + ping.stderr).strip().splitlines() or ["no answer"]
         text = f"the controller does not answer: {words[0][:160]}"
-        fix = "ask an admin, or use --site local" if wanted else "set up a cluster, or run jobs without Slurm"
+        fix = (
+            "ask an admin, or use --site local"
+            if wanted
+            else "set up a cluster, or run jobs without Slurm"
+        )
         return Diagnosis("slurm", "wrong" if wanted else "missing", text, fix, found)
-    return Diagnosis("slurm", "ok", f"cluster {cluster_name(environ) or 'unknown'} answers", version=found)
+    return Diagnosis(
+        "slurm", "ok", f"cluster {cluster_name(environ) or 'unknown'} answers", version=found
+    )
 
 
 def plugins(site: Site) -> Diagnosis:
@@ -218,9 +264,18 @@ def plugins(site: Site) -> Diagnosis:
     flag = next((flag for flag, engine in PLUGINS.items() if engine == site.engine), None)
     if flag is not None and flag not in there:
         text = f"srun has no --{flag}, which the engine {site.engine} of {site.name} needs; it has: {text}"
-        return Diagnosis("srun plugins", "wrong", text, "log in to the cluster, or choose another --site or --engine")
+        return Diagnosis(
+            "srun plugins",
+            "wrong",
+            text,
+            "log in to the cluster, or choose another --site or --engine",
+        )
     folder = (slurm_configuration(os.environ) or Path("/etc/slurm/slurm.conf")).parent
-    tracking = _tracking_that_ends_mounts(plugin_lines(folder / "plugstack.conf")) if "container-image" in there else ""
+    tracking = (
+        _tracking_that_ends_mounts(plugin_lines(folder / "plugstack.conf"))
+        if "container-image" in there
+        else ""
+    )
     if tracking:
         text += f"; with {tracking}, a signal for a step also ends squashfuse, and the program loses its files"
         fix = "ask an admin to set ProctrackType=proctrack/cgroup, or to remove use_squashfuse=1 from plugstack.conf"
@@ -231,8 +286,12 @@ def plugins(site: Site) -> Diagnosis:
 def plugin_lines(path: Path) -> str:
     """The text of plugstack.conf and of the files that it includes; empty if they cannot be read."""
     text = files.text_of(path)
-    patterns = [path.parent / name for name in re.findall(r"^\s*include\s+(\S+)", text, re.MULTILINE)]
-    found = (each for pattern in patterns for each in sorted(Path("/").glob(str(pattern).lstrip("/"))))
+    patterns = [
+        path.parent / name for name in re.findall(r"^\s*include\s+(\S+)", text, re.MULTILINE)
+    ]
+    found = (
+        each for pattern in patterns for each in sorted(Path("/").glob(str(pattern).lstrip("/")))
+    )
     return "\n".join((text, *map(files.text_of, found)))
 
 
@@ -243,22 +302,43 @@ def _tracking_that_ends_mounts(plugstack: str) -> str:
     """
     if not re.search(r"^[^#\n]*spank_pyxis\.so\b.*\buse_squashfuse=1\b", plugstack, re.MULTILINE):
         return ""
-    shown = process.run(("scontrol", "show", "config"), check=False, timeout_seconds=_SECONDS).stdout
+    shown = process.run(
+        ("scontrol", "show", "config"), check=False, timeout_seconds=_SECONDS
+    ).stdout
     found = re.search(r"^ProctrackType\s*=\s*(\S+)", shown, re.MULTILINE)
-    return "" if found is None or found[1] == "proctrack/cgroup" else f"{found[1]} and use_squashfuse=1"
+    return (
+        ""
+        if found is None or found[1] == "proctrack/cgroup"
+        else f"{found[1]} and use_squashfuse=1"
+    )
 
 
 def edf_lookup(environ: Mapping[str, str]) -> Diagnosis:
     """The folders in which the Container Engine looks up environments, and how many it finds."""
-    text = f"EDF_PATH={environ['EDF_PATH']}" if environ.get("EDF_PATH") else "~/.edf (EDF_PATH is not set)"
+    text = (
+        f"EDF_PATH={environ['EDF_PATH']}"
+        if environ.get("EDF_PATH")
+        else "~/.edf (EDF_PATH is not set)"
+    )
     listed = environ.get("EDF_PATH") or f"{environ.get('HOME', '~')}/.edf"
     folders = [Path(folder) for folder in listed.split(":") if folder]
     gone = [str(folder) for folder in folders if not folder.is_dir()]
     relative = [str(folder) for folder in folders if not folder.is_absolute()]
     if environ.get("EDF_PATH") and (gone or relative):
-        why = f"missing folders: {', '.join(gone)}" if gone else f"not absolute: {', '.join(relative)}"
-        return Diagnosis("EDF lookup", "wrong", f"{text}; {why}", "set EDF_PATH to absolute folders, separated by `:`")
-    names = sorted(path.name for folder in folders if folder.is_dir() for path in folder.glob("*.toml"))
+        why = (
+            f"missing folders: {', '.join(gone)}"
+            if gone
+            else f"not absolute: {', '.join(relative)}"
+        )
+        return Diagnosis(
+            "EDF lookup",
+            "wrong",
+            f"{text}; {why}",
+            "set EDF_PATH to absolute folders, separated by `:`",
+        )
+    names = sorted(
+        path.name for folder in folders if folder.is_dir() for path in folder.glob("*.toml")
+    )
     twice = [name for name in names if name.endswith(".toml.toml")]
     if twice:
         fix = f"mv {twice[0]} {twice[0].removesuffix('.toml')}"

@@ -27,7 +27,9 @@ def image_folder(site: Site, environ: Mapping[str, str]) -> Diagnosis:
     try:
         folder = site.images(environ)
     except RunnerError as error:
-        return Diagnosis("image folder", "wrong", f"{error.what}: {error.why}", error.fix or "set RUNNER_IMAGES")
+        return Diagnosis(
+            "image folder", "wrong", f"{error.what}: {error.why}", error.fix or "set RUNNER_IMAGES"
+        )
     advice = "free some space: an NGC image takes about 20 GB"
     return _room("image folder", folder, _IMAGE_BYTES, "RUNNER_IMAGES", advice)
 
@@ -38,10 +40,20 @@ def run_folder(site: Site, environ: Mapping[str, str]) -> Diagnosis:
         text = environ.get("RUNNER_RUNS")
         if not text and site.run_folder is None:
             return Diagnosis("run folder", "ok", "runs/ of the project")
-        folder = Path(text or expand(site.run_folder or "", environ, f"the run folder of {site.name}"))
+        folder = Path(
+            text or expand(site.run_folder or "", environ, f"the run folder of {site.name}")
+        )
     except RunnerError as error:
-        return Diagnosis("run folder", "wrong", f"{error.what}: {error.why}", error.fix or "set RUNNER_RUNS")
-    return _room("run folder", folder, 1e9, "RUNNER_RUNS", "free some space for checkpoints, or set RUNNER_RUNS")
+        return Diagnosis(
+            "run folder", "wrong", f"{error.what}: {error.why}", error.fix or "set RUNNER_RUNS"
+        )
+    return _room(
+        "run folder",
+        folder,
+        1e9,
+        "RUNNER_RUNS",
+        "free some space for checkpoints, or set RUNNER_RUNS",
+    )
 
 
 def _nearest(folder: Path) -> Path:
@@ -53,7 +65,9 @@ def _room(name: str, folder: Path, enough_bytes: float, variable: str, advice: s
     if not nearest.is_dir():
         return Diagnosis(name, "wrong", f"{folder}: {nearest} is not a folder", f"set {variable}")
     if not os.access(nearest, os.W_OK | os.X_OK):
-        return Diagnosis(name, "wrong", f"{folder}: this user may not write to {nearest}", f"set {variable}")
+        return Diagnosis(
+            name, "wrong", f"{folder}: this user may not write to {nearest}", f"set {variable}"
+        )
     free = shutil.disk_usage(nearest).free
     statistics = os.statvfs(nearest)
     # zero: the file system does not count inodes
@@ -76,7 +90,9 @@ def quota(site: Site, environ: Mapping[str, str]) -> Diagnosis:
     if found is None:
         return Diagnosis("quota", "ok", f"no quota at {nearest}")
     if found.nearly_used_up:
-        return Diagnosis("quota", "wrong", found.text, f"free some space on {found.point}: runner gc")
+        return Diagnosis(
+            "quota", "wrong", found.text, f"free some space on {found.point}: runner gc"
+        )
     return Diagnosis("quota", "ok", found.text)
 
 
@@ -91,9 +107,16 @@ def striping(site: Site, environ: Mapping[str, str]) -> Diagnosis:
         return Diagnosis("striping", "ok", f"not needed: {nearest} is not on Lustre")
     fix = f"before the first import: mkdir -p {folder} && lfs setstripe {site.image_striping or '-c -1 -S 4M'} {folder}"
     if process.which("lfs") is None:
-        return Diagnosis("striping", "missing", "lfs is not installed here", "check on a login node: lfs getstripe -d")
+        return Diagnosis(
+            "striping",
+            "missing",
+            "lfs is not installed here",
+            "check on a login node: lfs getstripe -d",
+        )
     try:
-        shown = process.run(("lfs", "getstripe", "-d", str(nearest)), check=False, timeout_seconds=_SECONDS)
+        shown = process.run(
+            ("lfs", "getstripe", "-d", str(nearest)), check=False, timeout_seconds=_SECONDS
+        )
     except RunnerError as error:
         return Diagnosis("striping", "missing", f"{error.what}: {error.why}", error.fix)
     if not folder.exists():
@@ -124,7 +147,9 @@ def network(site: Site, environ: Mapping[str, str]) -> Diagnosis:
             found = json.loads(files.text_of(path))
             speed = max(row["node"] for row in found["results"] if row["operation"] == "all-reduce")
             pair, count, when = found["pair"], len(found["nodes"]), str(found["time"])[:16]
-            slowest = f"slowest pair {' - '.join(pair['nodes'])}: {pair['node']:.3g} GB/s, {pair['why']}"
+            slowest = (
+                f"slowest pair {' - '.join(pair['nodes'])}: {pair['node']:.3g} GB/s, {pair['why']}"
+            )
             slow = bool(pair["slow"])
         except (ValueError, KeyError, TypeError):  # damaged, not ours, or of a single node
             continue
@@ -132,7 +157,9 @@ def network(site: Site, environ: Mapping[str, str]) -> Diagnosis:
         promised = "" if share is None else f" ({share:.0%} of what the site promises)"
         text = f"{path.parent.name}, {when} UTC, {count} nodes: {speed:.3g} GB/s per node{promised}; {slowest}"
         slow = slow or (share is not None and share < _SLOW)
-        return Diagnosis("network", "wrong" if slow else "ok", text, f"tell an admin, or measure: {again}" * slow)
+        return Diagnosis(
+            "network", "wrong" if slow else "ok", text, f"tell an admin, or measure: {again}" * slow
+        )
     return Diagnosis("network", "missing", f"not measured on {site.name} yet", again)
 
 
@@ -160,8 +187,11 @@ class Quota:
     def text(self) -> str:
         """One line for the user."""
         limits = (("space", self.space, 1024 / 1e9, " GB"), ("inodes", self.inodes, 1, ""))
-        parts = [f"{what} {count * unit:.0f} of {limit * unit:.0f}{name}"
-                 for what, (count, limit), unit, name in limits if limit]  # fmt: skip
+        parts = [
+            f"{what} {count * unit:.0f} of {limit * unit:.0f}{name}"
+            for what, (count, limit), unit, name in limits
+            if limit
+        ]
         return f"{self.point}: {', '.join(parts) or 'no limits'}"
 
 
@@ -175,7 +205,9 @@ def quota_of_folder(folder: Path) -> Quota | None:
             f"runner needs it to read the quota of {kind or 'the file system'}",
             f"apt-get install {program}" if program == "quota" else "",
         )
-    words = ("-q", "-u", getpass.getuser(), point) if program == "lfs" else ("-w", "-p", "-f", point)
+    words = (
+        ("-q", "-u", getpass.getuser(), point) if program == "lfs" else ("-w", "-p", "-f", point)
+    )
     argv = ("lfs", "quota", *words) if program == "lfs" else ("quota", *words)
     counted = parse_quota(process.run(argv, check=False, timeout_seconds=_SECONDS).stdout)
     return Quota(point, *counted) if counted else None
@@ -202,19 +234,39 @@ def credentials(environ: Mapping[str, str]) -> Diagnosis:
     """Whether enroot's credentials exist, are private, and contain both hosts that nvcr.io needs."""
     path = enroot_file(environ)
     try:
-        mode, text = stat.S_IMODE(path.stat().st_mode), path.read_text(encoding="utf-8", errors="replace")
+        mode, text = (
+            stat.S_IMODE(path.stat().st_mode),
+            path.read_text(encoding="utf-8", errors="replace"),
+        )
     except OSError:
         fix = f"create {path} with mode 0600 and the lines for {_LINES}"
-        return Diagnosis("credentials", "missing", f"{path} does not exist, so only public images can be pulled", fix)
+        return Diagnosis(
+            "credentials",
+            "missing",
+            f"{path} does not exist, so only public images can be pulled",
+            fix,
+        )
     if mode & 0o077:
-        return Diagnosis("credentials", "wrong", f"{path} can be read by others (mode {mode:04o})", f"chmod 600 {path}")
+        return Diagnosis(
+            "credentials",
+            "wrong",
+            f"{path} can be read by others (mode {mode:04o})",
+            f"chmod 600 {path}",
+        )
     machines = set(re.findall(r"^\s*machine\s+(\S+)", text, re.MULTILINE))
-    registry, issuer = ("nvcr.io", "which is the registry"), ("authn.nvidia.com", "which issues the token")
+    registry, issuer = (
+        ("nvcr.io", "which is the registry"),
+        ("authn.nvidia.com", "which issues the token"),
+    )
     for (one, _), (other, role) in ((registry, issuer), (issuer, registry)):
         if one in machines and other not in machines:
             text = f"{path} has {one} but not {other}, {role}"
-            return Diagnosis("credentials", "wrong", text, f"copy the line of {one} as `machine {other}`")
-    return Diagnosis("credentials", "ok", f"{path} (mode {mode:04o}): {', '.join(sorted(machines)) or 'empty'}")
+            return Diagnosis(
+                "credentials", "wrong", text, f"copy the line of {one} as `machine {other}`"
+            )
+    return Diagnosis(
+        "credentials", "ok", f"{path} (mode {mode:04o}): {', '.join(sorted(machines)) or 'empty'}"
+    )
 
 
 def registry_logins(environ: Mapping[str, str]) -> Diagnosis:
@@ -223,18 +275,35 @@ def registry_logins(environ: Mapping[str, str]) -> Diagnosis:
     found: list[str] = []
     for path in auth_files({**environ, "XDG_RUNTIME_DIR": runtime}):
         try:
-            mode, text = stat.S_IMODE(path.stat().st_mode), path.read_text(encoding="utf-8", errors="replace")
+            mode, text = (
+                stat.S_IMODE(path.stat().st_mode),
+                path.read_text(encoding="utf-8", errors="replace"),
+            )
             known = sorted(json.loads(text).get("auths") or {})
         except OSError:
             continue
         except (ValueError, AttributeError):
-            return Diagnosis("logins", "wrong", f"{path} is not the JSON that podman writes", "podman login REGISTRY")
+            return Diagnosis(
+                "logins",
+                "wrong",
+                f"{path} is not the JSON that podman writes",
+                "podman login REGISTRY",
+            )
         if known and mode & 0o077:
-            return Diagnosis("logins", "wrong", f"{path} can be read by others (mode {mode:04o})", f"chmod 600 {path}")
+            return Diagnosis(
+                "logins",
+                "wrong",
+                f"{path} can be read by others (mode {mode:04o})",
+                f"chmod 600 {path}",
+            )
         found += [f"{name} ({path})" for name in known]
     if not found:
-        return Diagnosis("logins", "missing", "podman and docker have no logins, so only public images can be read",
-                         "podman login nvcr.io")  # fmt: skip
+        return Diagnosis(
+            "logins",
+            "missing",
+            "podman and docker have no logins, so only public images can be read",
+            "podman login nvcr.io",
+        )
     return Diagnosis("logins", "ok", ", ".join(found))
 
 
@@ -243,20 +312,36 @@ def hugging_face(environ: Mapping[str, str]) -> Diagnosis:
     cache = environ.get("HF_HOME") or (
         (environ.get("XDG_CACHE_HOME") or environ.get("HOME", "~") + "/.cache") + "/huggingface"
     )
-    offline = [name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
-               if environ.get(name, "0").lower() not in {"", "0", "false", "no", "off"}]  # fmt: skip
+    offline = [
+        name
+        for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
+        if environ.get(name, "0").lower() not in {"", "0", "false", "no", "off"}
+    ]
     folder = Path(cache)
     token = Path(environ.get("HF_TOKEN_PATH") or folder / "token")
     text = f"cache {cache}{'' if folder.is_dir() else ' (does not exist yet)'}; "
     text += f"offline: {', '.join(offline)}" if offline else "online"
     if offline and not folder.is_dir():
         return Diagnosis(
-            "Hugging Face", "wrong", text, f"run `runner prefetch` where there is network, or unset {offline[0]}"
+            "Hugging Face",
+            "wrong",
+            text,
+            f"run `runner prefetch` where there is network, or unset {offline[0]}",
         )
     nearest = _nearest(folder)
     if not os.access(nearest, os.W_OK) and not offline:
-        return Diagnosis("Hugging Face", "wrong", f"{text}; this user may not write to {nearest}", "set HF_HOME")
+        return Diagnosis(
+            "Hugging Face", "wrong", f"{text}; this user may not write to {nearest}", "set HF_HOME"
+        )
     if token.is_file() and stat.S_IMODE(token.stat().st_mode) & 0o077:
-        return Diagnosis("Hugging Face", "wrong", f"{token} can be read by others", f"chmod 600 {token}")
-    known = "HF_TOKEN is set" if environ.get("HF_TOKEN") else f"token in {token}" if token.is_file() else "no token"
+        return Diagnosis(
+            "Hugging Face", "wrong", f"{token} can be read by others", f"chmod 600 {token}"
+        )
+    known = (
+        "HF_TOKEN is set"
+        if environ.get("HF_TOKEN")
+        else f"token in {token}"
+        if token.is_file()
+        else "no token"
+    )
     return Diagnosis("Hugging Face", "ok", f"{text}; {known}")

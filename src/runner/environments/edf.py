@@ -10,7 +10,15 @@ from typing import Any, NamedTuple
 
 from runner.errors import RunnerError, unknown
 from runner.expansion import parts
-from runner.located_toml import Document, Keys, refuse_unknown_keys, string_table, strings, typed, wrong_type
+from runner.located_toml import (
+    Document,
+    Keys,
+    refuse_unknown_keys,
+    string_table,
+    strings,
+    typed,
+    wrong_type,
+)
 from runner.project import Project
 from runner.site import Origin
 
@@ -28,7 +36,9 @@ class Mount:
 
     def text(self, separator: str = "+") -> str:
         """`SOURCE:TARGET[:FLAGS]`. Separator of flags: `+` for the Container Engine, `,` for Sarus Suite and podman."""
-        return ":".join((self.source, self.target, *((separator.join(self.flags),) if self.flags else ())))
+        return ":".join(
+            (self.source, self.target, *((separator.join(self.flags),) if self.flags else ()))
+        )
 
     @property
     def read_only(self) -> bool:
@@ -62,7 +72,10 @@ def parse_mount(text: str, where: str = "") -> Mount:
     source, target = fields[0], fields[1] if len(fields) > 1 else fields[0]
     for field in fields:
         parts(field, f"{what}the mount {text!r}")
-    for role, path, begins in (("source", source, ("/", ".", "${")), ("target", target, ("/", "${"))):
+    for role, path, begins in (
+        ("source", source, ("/", ".", "${")),
+        ("target", target, ("/", "${")),
+    ):
         if not path.startswith(begins):
             raise RunnerError(
                 f"{what}cannot read the mount {text!r}",
@@ -72,7 +85,9 @@ def parse_mount(text: str, where: str = "") -> Mount:
     flags = tuple(re.split(r"[+,]", fields[2])) if len(fields) > 2 else ()
     if not all(flags):
         raise RunnerError(
-            f"{what}cannot read the mount {text!r}", "one of its flags is empty", f"'{source}:{target}:ro'"
+            f"{what}cannot read the mount {text!r}",
+            "one of its flags is empty",
+            f"'{source}:{target}:ro'",
         )
     return Mount(source, target, flags)
 
@@ -82,10 +97,24 @@ def _advice(role: str, path: str) -> str:
         return f"write ${{HOME}}{path[1:]}"
     if path.startswith("$"):
         return f"put the variable in braces: ${{{path[1:].partition('/')[0]}}}"
-    return f"write ./{path}, relative to the folder in which the job starts" if role == "source" else f"write /{path}"
+    return (
+        f"write ./{path}, relative to the folder in which the job starts"
+        if role == "source"
+        else f"write /{path}"
+    )
 
 
-KEYS = ("base_environment", "image", "workdir", "entrypoint", "writable", "mounts", "env", "annotations", "devices")
+KEYS = (
+    "base_environment",
+    "image",
+    "workdir",
+    "entrypoint",
+    "writable",
+    "mounts",
+    "env",
+    "annotations",
+    "devices",
+)
 SYSTEM_FOLDER = Path("/etc/edf")
 
 
@@ -137,9 +166,10 @@ def find_edf(name: str, project: Project, environ: Mapping[str, str]) -> Path:
             if candidate.is_file():
                 return candidate
         raise RunnerError(
-            f"environment file {name!r} not found", f"{candidates[0]} does not exist", "check the path; a name "
-            "without a slash is looked up in edf/, EDF_PATH and ~/.edf"
-        )  # fmt: skip
+            f"environment file {name!r} not found",
+            f"{candidates[0]} does not exist",
+            "check the path; a name without a slash is looked up in edf/, EDF_PATH and ~/.edf",
+        )
     stem = name.removesuffix(".toml")
     folders = search_folders(project, environ)
     for folder in folders:
@@ -148,7 +178,12 @@ def find_edf(name: str, project: Project, environ: Mapping[str, str]) -> Path:
     if name != stem and (project.start / name).is_file():
         return project.start / name  # Sarus Suite treats NAME.toml as a path
     names = sorted({path.stem for folder in folders for path in folder.glob("*.toml")})
-    raise unknown("environment", stem, names, f"create edf/{stem}.toml, or give the path of an EDF: ./FILE.toml")
+    raise unknown(
+        "environment",
+        stem,
+        names,
+        f"create edf/{stem}.toml, or give the path of an EDF: ./FILE.toml",
+    )
 
 
 def layer_of(document: Document) -> Layer:

@@ -4,7 +4,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from runner.environments.engines import attach, decided, sarus, with_site
-from runner.environments.engines.shared import has_variables, inside_words, slashed, without_defaults
+from runner.environments.engines.shared import (
+    has_variables,
+    inside_words,
+    slashed,
+    without_defaults,
+)
 from runner.environments.environment import Environment, emit_edf
 from runner.errors import RunnerError
 from runner.expansion import literal
@@ -60,14 +65,20 @@ def emitted(
     if engine in {"ce", "sarus"}:
         full, _ = decided(located, site, engine, environ)
         write = emit_edf if engine == "ce" else sarus.edf
-        return write(full, f"{origin}\nUse: {_USE[engine]}", sources=f"site {site.name}"), attachment.notes
+        return write(
+            full, f"{origin}\nUse: {_USE[engine]}", sources=f"site {site.name}"
+        ), attachment.notes
     if engine in {"podman", "docker"}:
-        full, notes = without_defaults(with_site(located, site), environ, only=("image", "mounts", "devices"))
+        full, notes = without_defaults(
+            with_site(located, site), environ, only=("image", "mounts", "devices")
+        )
         return _container_script(full, site, engine, origin), (*notes, *attachment.notes)
     prefix, before = attachment.prefix, ""
     if engine == "enroot":
         conf = attachment.files["payload/enroot.conf"]
-        before = f"conf=$(mktemp)\ntrap 'rm -f \"$conf\"' EXIT\ncat > \"$conf\" << 'END'\n{conf}END\n"
+        before = (
+            f"conf=$(mktemp)\ntrap 'rm -f \"$conf\"' EXIT\ncat > \"$conf\" << 'END'\n{conf}END\n"
+        )
         prefix = tuple("${conf}" if word.endswith("/enroot.conf") else word for word in prefix)
     command = ("srun", *attachment.flags, *prefix) if engine == "pyxis" else prefix
     use = _USE.get(engine, "bash THIS_FILE COMMAND…")
@@ -79,10 +90,15 @@ def _container_script(environment: Environment, site: Site, engine: str, origin:
     squashfs, workdir = environment.is_squashfs, environment.workdir
     native = workdir if workdir and not squashfs and not has_variables(workdir) else None
     options: list[tuple[str, ...]]
-    options = [("--volume", f"{m.source}:{m.target}:{'ro' if m.read_only else 'rw'}") for m in environment.mounts]
+    options = [
+        ("--volume", f"{m.source}:{m.target}:{'ro' if m.read_only else 'rw'}")
+        for m in environment.mounts
+    ]
     options += [("--device", device) for device in environment.devices]
     if site.gpus_per_node and not environment.devices:
-        options.append(("--gpus", "all") if engine == "docker" else ("--device", "nvidia.com/gpu=all"))
+        options.append(
+            ("--gpus", "all") if engine == "docker" else ("--device", "nvidia.com/gpu=all")
+        )
     if native:
         options.append(("--workdir", native))
     if not environment.writable:
@@ -92,7 +108,16 @@ def _container_script(environment: Environment, site: Site, engine: str, origin:
     if not environment.entrypoint and not squashfs:
         options.append(("--entrypoint", ""))
     # rootless podman has no --ipc host
-    shared = ("--rm", "--interactive", "--network", "host", "--uts", "host", "--volume", "/dev/shm:/dev/shm")
+    shared = (
+        "--rm",
+        "--interactive",
+        "--network",
+        "host",
+        "--uts",
+        "host",
+        "--volume",
+        "/dev/shm:/dev/shm",
+    )
     command = (engine, "run", *shared, *(word for option in options for word in option))
     inside = inside_words(environment.env, None if native else workdir)
     before, image = _container_image(environment, engine)

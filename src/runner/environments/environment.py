@@ -51,15 +51,23 @@ class Environment:
     @property
     def is_squashfs(self) -> bool:
         """Whether the image is a path. Otherwise, it is a name in a registry or in an engine's storage."""
-        return self.image.startswith(("/", ".")) or re.match(r"\$\{[^{}]*\}/", self.image) is not None
+        return (
+            self.image.startswith(("/", ".")) or re.match(r"\$\{[^{}]*\}/", self.image) is not None
+        )
 
     def values(self) -> dict[str, str]:
         """Each value as text, by the name that it has in `origins`."""
         switches = {name: str(getattr(self, name)).lower() for name in ("entrypoint", "writable")}
         lists = {"mounts": [mount.text() for mount in self.mounts], "devices": self.devices}
-        items = {f"{key}.{index}": text for key, texts in lists.items() for index, text in enumerate(texts)}
+        items = {
+            f"{key}.{index}": text
+            for key, texts in lists.items()
+            for index, text in enumerate(texts)
+        }
         tables = {"env": self.env, "annotations": self.annotations}
-        items |= {f"{key}.{name}": text for key, table in tables.items() for name, text in table.items()}
+        items |= {
+            f"{key}.{name}": text for key, table in tables.items() for name, text in table.items()
+        }
         return {"image": self.image, "workdir": self.workdir or "", **switches, **items}
 
 
@@ -119,17 +127,26 @@ def load_environment(name: str, project: Project, environ: Mapping[str, str]) ->
                 table[entry] = text
                 keys = layer.annotation_keys[entry] if key == "annotations" else (key, entry)
                 note(f"{key}.{entry}", layer.origin(*keys))
-    values = {"image": "", **values, **tables, **{key: tuple(entries) for key, entries in lists.items()}}
+    values = {
+        "image": "",
+        **values,
+        **tables,
+        **{key: tuple(entries) for key, entries in lists.items()},
+    }
     values["workdir"] = values.get("workdir") or None  # "" resets the workdir of a base environment
     return Environment(path.stem, path, **values, origins=origins, replaced=replaced)
 
 
-def _layers(path: Path, project: Project, environ: Mapping[str, str], above: tuple[Path, ...]) -> Iterator[Layer]:
+def _layers(
+    path: Path, project: Project, environ: Mapping[str, str], above: tuple[Path, ...]
+) -> Iterator[Layer]:
     """The files of an environment, in order of increasing precedence."""
     if path.resolve() in above:
         circle = " -> ".join(str(step) for step in (*above, path.resolve()))
         raise RunnerError(
-            f"the base_environment of {above[0]} is circular", circle, "remove base_environment from one of the files"
+            f"the base_environment of {above[0]} is circular",
+            circle,
+            "remove base_environment from one of the files",
         )
     if len(above) > MAXIMUM_LEVELS:
         raise RunnerError(
@@ -149,7 +166,11 @@ def _layers(path: Path, project: Project, environ: Mapping[str, str], above: tup
 
 
 def emit_edf(
-    environment: Environment, comment: str = "", *, flag_separator: str = "+", sources: str | None = None
+    environment: Environment,
+    comment: str = "",
+    *,
+    flag_separator: str = "+",
+    sources: str | None = None,
 ) -> str:
     """The environment as EDF text without base environments.
 
@@ -172,15 +193,27 @@ def emit_edf(
     lines.append(f"writable = {str(environment.writable).lower()}{remark('writable')}")
     if environment.mounts:
         texts = [quoted(mount.text(flag_separator)) for mount in environment.mounts]
-        lines += ["mounts = [", *(f"  {text},{remark(f'mounts.{i}')}" for i, text in enumerate(texts)), "]"]
+        lines += [
+            "mounts = [",
+            *(f"  {text},{remark(f'mounts.{i}')}" for i, text in enumerate(texts)),
+            "]",
+        ]
     if environment.devices:
-        lines.append(f"devices = [{', '.join(map(quoted, environment.devices))}]{remark('devices.0')}")
+        lines.append(
+            f"devices = [{', '.join(map(quoted, environment.devices))}]{remark('devices.0')}"
+        )
     if environment.env:
         lines += ["", "[env]"]
-        lines += [f"{toml_key(name)} = {quoted(text)}{remark(f'env.{name}')}" for name, text in environment.env.items()]
+        lines += [
+            f"{toml_key(name)} = {quoted(text)}{remark(f'env.{name}')}"
+            for name, text in environment.env.items()
+        ]
     if environment.annotations:
         lines += ["", "[annotations]"]
-        lines += [f"{line}{remark(f'annotations.{name}')}" for name, line in _annotation_lines(environment.annotations)]
+        lines += [
+            f"{line}{remark(f'annotations.{name}')}"
+            for name, line in _annotation_lines(environment.annotations)
+        ]
     return "\n".join(lines) + "\n"
 
 

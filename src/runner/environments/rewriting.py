@@ -72,7 +72,9 @@ def rewrite(text: str, changes: Sequence[Change], path: Path = Path("EDF")) -> s
         try:
             wanted = _without_empty(_changed(deepcopy(data), change))
         except (TypeError, ValueError, LookupError, AttributeError) as error:
-            raise _refusal(change) from error  # for example a key below a string, or an index out of range
+            raise _refusal(
+                change
+            ) from error  # for example a key below a string, or an index out of range
         new = next((new for new in _candidates(text, data, change) if _reads_as(new, wanted)), None)
         if new is None:
             raise _refusal(change)
@@ -97,7 +99,10 @@ def _reads_as(text: str, wanted: dict[str, Any]) -> bool:
 
 def _without_empty(data: dict[str, Any]) -> dict[str, Any]:
     """The data without empty tables, which have no meaning in an EDF."""
-    pruned = {key: _without_empty(value) if isinstance(value, dict) else value for key, value in data.items()}
+    pruned = {
+        key: _without_empty(value) if isinstance(value, dict) else value
+        for key, value in data.items()
+    }
     return {key: value for key, value in pruned.items() if value != {}}
 
 
@@ -149,10 +154,16 @@ def _candidates(text: str, data: dict[str, Any], change: Change) -> Iterator[str
     elif isinstance(change, Rename):
         yield _renamed(sections, change)
     elif isinstance(change, Unset):
-        yield "".join(_edited(each, change) for each in sections if each.header[: len(change.keys)] != change.keys)
+        yield "".join(
+            _edited(each, change)
+            for each in sections
+            if each.header[: len(change.keys)] != change.keys
+        )
     elif there is None and change.keys[-1] != APPEND:
         yield from _added(sections, change)
-    elif change.keys[-1] == APPEND and all(_value(section.data, change.keys[:-1]) is None for section in sections):
+    elif change.keys[-1] == APPEND and all(
+        _value(section.data, change.keys[:-1]) is None for section in sections
+    ):
         yield from _added(sections, Set(change.keys[:-1], (str(change.value),)))
     else:
         yield "".join(_edited(section, change) for section in sections)
@@ -220,17 +231,25 @@ def _added(sections: Sequence[_Section], change: Set) -> Iterator[str]:
     """Candidates with a new assignment: at the end of the nearest suitable table, or else under a new heading."""
     import tomlkit
 
-    fitting = [s for s in sections if s.header == change.keys[: len(s.header)] and len(s.header) < len(change.keys)]
+    fitting = [
+        s
+        for s in sections
+        if s.header == change.keys[: len(s.header)] and len(s.header) < len(change.keys)
+    ]
     for home in sorted(fitting, key=lambda section: -len(section.header)):
         if home.header or len(change.keys) == 1:
             # the rest of the path, below the heading, becomes one dotted key
-            line = f"{_dotted(change.keys[len(home.header) :])} = {_item(change.value).as_string()}\n"
+            line = (
+                f"{_dotted(change.keys[len(home.header) :])} = {_item(change.value).as_string()}\n"
+            )
             yield "".join(_appended(s.text, line) if s is home else s.text for s in sections)
     for depth in range(1, len(change.keys)):
         heading = f"[{_dotted(change.keys[:depth])}]\n{_dotted(change.keys[depth:])}"
         text = "".join(section.text for section in sections)
         gap = "\n" if text.strip() else ""
-        yield f"{text.rstrip()}\n{gap}".lstrip() + f"{heading} = {_item(change.value).as_string()}\n"
+        yield (
+            f"{text.rstrip()}\n{gap}".lstrip() + f"{heading} = {_item(change.value).as_string()}\n"
+        )
     if len(change.keys) > 1:
         # below an inline table or a dotted key, only a dotted key is possible
         document = tomlkit.parse("".join(section.text for section in sections))
@@ -257,7 +276,9 @@ def _appended(text: str, line: str) -> str:
 def _renamed(sections: Sequence[_Section], change: Rename) -> str:
     """The text with the key renamed on each line that contains it."""
     old, new = change.keys[-1], _dotted((change.name,))
-    token = re.compile(rf"(?<![\w-])(?:\"{re.escape(old)}\"|'{re.escape(old)}'|{re.escape(old)})(?![\w-])")
+    token = re.compile(
+        rf"(?<![\w-])(?:\"{re.escape(old)}\"|'{re.escape(old)}'|{re.escape(old)})(?![\w-])"
+    )
     texts = []
     for section in sections:
         lines = _lines(section.text)

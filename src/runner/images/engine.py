@@ -42,10 +42,16 @@ def choose_engine(requested: str | None, environ: Mapping[str, str]) -> Engine:
             return Engine("podman", why, *podman_environment(environ))
         reasons[name] = "it is not on PATH" if name == "podman" else docker_refusal(environ)
         if not reasons[name]:
-            why = "requested" if requested else f"podman: {reasons['podman']}; docker's daemon answers"
+            why = (
+                "requested"
+                if requested
+                else f"podman: {reasons['podman']}; docker's daemon answers"
+            )
             return Engine("docker", why)
     raise RunnerError(
-        "no container engine can be used here" if requested is None else f"{requested} cannot be used here",
+        "no container engine can be used here"
+        if requested is None
+        else f"{requested} cannot be used here",
         "\n".join(f"{name}: {reason}" for name, reason in reasons.items()),
         "apt-get install --no-install-recommends podman   (or start docker: systemctl start docker)",
     )
@@ -71,13 +77,17 @@ def docker_refusal(environ: Mapping[str, str]) -> str:
         if host.startswith("unix://") and not os.access(socket, os.R_OK | os.W_OK):
             return f"the socket {socket} refuses this user (an admin can add you to its group: usermod -aG docker USER)"
         docker.from_env(environment=dict(environ), timeout=5).ping()
-    except Exception as error:  # docker's and those of requests; for a damaged context, Exception itself
+    except (
+        Exception
+    ) as error:  # docker's and those of requests; for a damaged context, Exception itself
         return f"{host or 'docker'} does not answer: {error}"
     return ""
 
 
 _CAP_SYS_RESOURCE = 24  # Source: linux/capability.h
-_PODMAN_OPEN_FILES = 1048576  # podman's default limit for containers of root; Source: containers-common 0.49
+_PODMAN_OPEN_FILES = (
+    1048576  # podman's default limit for containers of root; Source: containers-common 0.49
+)
 
 
 def podman_environment(environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -92,22 +102,35 @@ def _configuration(environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[st
 
     Keys that the user or the admin has set are kept.
     """
-    wanted = needed_settings(_has_resource_capability(), *resource.getrlimit(resource.RLIMIT_NOFILE), _is_hybrid())
+    wanted = needed_settings(
+        _has_resource_capability(), *resource.getrlimit(resource.RLIMIT_NOFILE), _is_hybrid()
+    )
     own = read_configuration(environ)
-    missing = [(table, key, value, why) for table, key, value, why in wanted if key not in own.get(table, {})]
+    missing = [
+        (table, key, value, why)
+        for table, key, value, why in wanted
+        if key not in own.get(table, {})
+    ]
     if not missing:
         return {}, ()
-    merged = {table: dict(content) if isinstance(content, dict) else content for table, content in own.items()}
+    merged = {
+        table: dict(content) if isinstance(content, dict) else content
+        for table, content in own.items()
+    }
     for table, key, value, _ in missing:
         merged.setdefault(table, {})[key] = value
     import tomlkit
 
     text = tomlkit.dumps(merged)
-    path = cache_folder(environ) / f"containers-{hashlib.sha256(text.encode()).hexdigest()[:12]}.conf"
+    path = (
+        cache_folder(environ) / f"containers-{hashlib.sha256(text.encode()).hexdigest()[:12]}.conf"
+    )
     if not path.is_file():
         files.write(path, text)
     reasons = "; ".join(f"{key}: {why}" for _, key, _, why in missing if why)
-    return {"CONTAINERS_CONF": str(path)}, (f"podman reads a containers.conf made by runner, {path}: {reasons}",)
+    return {"CONTAINERS_CONF": str(path)}, (
+        f"podman reads a containers.conf made by runner, {path}: {reasons}",
+    )
 
 
 def _storage(environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -115,32 +138,52 @@ def _storage(environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...
 
     vfs copies every file of an image into every layer: an image with ten layers and 2 GB needs 20 GB.
     """
-    config = Path(environ.get("XDG_CONFIG_HOME") or home(environ) / ".config") / "containers/storage.conf"
+    config = (
+        Path(environ.get("XDG_CONFIG_HOME") or home(environ) / ".config")
+        / "containers/storage.conf"
+    )
     named = environ.get("STORAGE_DRIVER") or environ.get("CONTAINERS_STORAGE_CONF")
-    written = (config, Path("/etc/containers/storage.conf"), Path("/usr/share/containers/storage.conf"))
+    written = (
+        config,
+        Path("/etc/containers/storage.conf"),
+        Path("/usr/share/containers/storage.conf"),
+    )
     if probe.is_root() or named or any(path.is_file() for path in written):
         return {}, ()
-    root = Path(environ.get("XDG_DATA_HOME") or home(environ) / ".local/share") / "containers/storage"
+    root = (
+        Path(environ.get("XDG_DATA_HOME") or home(environ) / ".local/share") / "containers/storage"
+    )
     overlay = {"STORAGE_DRIVER": "overlay"}
     if (root / "overlay-images").is_dir():
         return overlay, ()
-    advice = f"""mkdir -p {config.parent} && printf '[storage]\\ndriver = "overlay"\\n' > {config}"""
+    advice = (
+        f"""mkdir -p {config.parent} && printf '[storage]\\ndriver = "overlay"\\n' > {config}"""
+    )
     if (root / "vfs-images").is_dir():
         note = f"podman's storage {root} uses the driver vfs, which writes a full copy of the image for each layer; "
-        return {}, (f"{note}to use overlay instead (this removes all images): podman system reset && {advice}",)
+        return {}, (
+            f"{note}to use overlay instead (this removes all images): podman system reset && {advice}",
+        )
     if not _overlay_works(root.parent):
         return {}, ()
-    return overlay, (f"runner uses podman with the storage driver overlay; to use it outside runner too: {advice}",)
+    return overlay, (
+        f"runner uses podman with the storage driver overlay; to use it outside runner too: {advice}",
+    )
 
 
 def _overlay_works(folder: Path) -> bool:
     """Whether podman can use the overlay driver below the folder. Tested with a temporary storage."""
     trial = folder / f"runner-trial-{os.getpid()}"
-    with folders.temporary("run-", Path("/tmp")) as run:  # podman allows at most 50 characters for this path
+    with folders.temporary(
+        "run-", Path("/tmp")
+    ) as run:  # podman allows at most 50 characters for this path
         where = (f"--root={trial}", f"--runroot={run}", "--storage-driver=overlay")
         done = process.run(("podman", *where, "info"), check=False)
         clean = 'umount "$1/overlay"; rm -rf "$1" "$2"/*'
-        process.run(("podman", *where, "unshare", "sh", "-c", clean, "sh", str(trial), str(run)), check=False)
+        process.run(
+            ("podman", *where, "unshare", "sh", "-c", clean, "sh", str(trial), str(run)),
+            check=False,
+        )
     return done.exit_code == 0
 
 
@@ -152,9 +195,18 @@ def needed_settings(
     if not may_raise_limits and hard_files < _PODMAN_OPEN_FILES:
         # podman itself limits the number of processes to the machine's limit
         limits = [f"nofile={min(soft_files, hard_files)}:{hard_files}"]
-        settings.append(("containers", "default_ulimits", limits, "root without CAP_SYS_RESOURCE cannot raise limits"))
+        settings.append(
+            (
+                "containers",
+                "default_ulimits",
+                limits,
+                "root without CAP_SYS_RESOURCE cannot raise limits",
+            )
+        )
     if hybrid and process.which("runc"):
-        settings.append(("engine", "runtime", "runc", "crun refuses hosts with cgroups v1 and v2 mixed"))
+        settings.append(
+            ("engine", "runtime", "runc", "crun refuses hosts with cgroups v1 and v2 mixed")
+        )
         settings.append(("engine", "cgroup_manager", "cgroupfs", ""))
         settings.append(("engine", "events_logger", "file", ""))
     return settings
@@ -169,9 +221,13 @@ def read_configuration(environ: Mapping[str, str]) -> dict[str, Any]:
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
-            raise RunnerError(f"cannot read {path}", str(error), "fix the file: podman reads it too") from error
+            raise RunnerError(
+                f"cannot read {path}", str(error), "fix the file: podman reads it too"
+            ) from error
         for table, content in data.items():
-            merged[table] = {**merged.get(table, {}), **content} if isinstance(content, dict) else content
+            merged[table] = (
+                {**merged.get(table, {}), **content} if isinstance(content, dict) else content
+            )
     return merged
 
 
@@ -181,7 +237,10 @@ def _configuration_files(environ: Mapping[str, str]) -> Sequence[Path]:
     config = Path(environ.get("XDG_CONFIG_HOME") or home(environ) / ".config")
     found = [Path("/usr/share/containers/containers.conf")]
     for folder in (Path("/etc/containers"), config / "containers"):
-        found += [folder / "containers.conf", *sorted((folder / "containers.conf.d").glob("*.conf"))]
+        found += [
+            folder / "containers.conf",
+            *sorted((folder / "containers.conf.d").glob("*.conf")),
+        ]
     return found
 
 

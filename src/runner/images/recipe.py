@@ -10,7 +10,14 @@ from pathlib import Path
 
 from runner.bash import here_documents
 from runner.errors import RunnerError, unknown
-from runner.located_toml import Document, read_toml, refuse_unknown_keys, string_table, strings, typed
+from runner.located_toml import (
+    Document,
+    read_toml,
+    refuse_unknown_keys,
+    string_table,
+    strings,
+    typed,
+)
 from runner.machine import probe, process
 from runner.project import Project
 
@@ -68,20 +75,31 @@ def load_recipe(name: str, project: Project, base_tag: str | None = None) -> Rec
     bare = _bare_containerfile(name, project)
     recipe = bare or _with_torch(_read(project.find("containers", name), base_tag))
     if bare and base_tag is not None:
-        raise unknown("base tag", base_tag, (), f"write containers/{recipe.name}.toml with [variants.{base_tag!r}]")
+        raise unknown(
+            "base tag",
+            base_tag,
+            (),
+            f"write containers/{recipe.name}.toml with [variants.{base_tag!r}]",
+        )
     return recipe
 
 
 def _with_torch(recipe: Recipe) -> Recipe:
     """The recipe with the build argument TORCH, its torch version, if the Containerfile declares that argument."""
-    if not recipe.torch or not re.search(r"^\s*ARG\s+TORCH\b", recipe.containerfile.read_text(), re.I | re.M):
+    if not recipe.torch or not re.search(
+        r"^\s*ARG\s+TORCH\b", recipe.containerfile.read_text(), re.I | re.M
+    ):
         return recipe
     return replace(recipe, build_args={"TORCH": recipe.torch, **recipe.build_args})
 
 
 def recipe_names(project: Project) -> tuple[str, ...]:
     """Every recipe of the project, with or without a TOML file."""
-    bare = {path.name.partition(".")[2] for root in project.roots for path in root.glob("Containerfile.*")}
+    bare = {
+        path.name.partition(".")[2]
+        for root in project.roots
+        for path in root.glob("Containerfile.*")
+    }
     return tuple(sorted({*project.names("containers"), *bare}))
 
 
@@ -105,7 +123,9 @@ def _bare_containerfile(name: str, project: Project) -> Recipe | None:
     if "/" in name and not name.endswith(".toml"):
         path = (project.start / Path(name).expanduser()).resolve()
         if not path.is_file():
-            raise RunnerError(f"there is no recipe {name!r}", f"{path} does not exist", "check the path")
+            raise RunnerError(
+                f"there is no recipe {name!r}", f"{path} does not exist", "check the path"
+            )
         short = path.name.partition(".")[2] or path.parent.name
         return Recipe(image_name(short), path, path.parent, path, context=None)
     for root in project.roots:
@@ -157,7 +177,9 @@ def _read(path: Path, base_tag: str | None) -> Recipe:
 
 def _bases(document: Document) -> tuple[Base, ...]:
     tables = typed(document, ("base",), list) or []
-    document = replace(document, data={"base": {str(index): table for index, table in enumerate(tables)}})
+    document = replace(
+        document, data={"base": {str(index): table for index, table in enumerate(tables)}}
+    )
     bases = []
     for index in range(len(tables)):
         at = ("base", str(index))
@@ -230,7 +252,9 @@ def instructions(text: str) -> Iterator[tuple[int, int, str]]:
             line += 1
             continue
         start = line
-        while line < len(lines) - 1 and (lines[line].rstrip().endswith("\\") or _is_comment_inside(lines, start, line)):
+        while line < len(lines) - 1 and (
+            lines[line].rstrip().endswith("\\") or _is_comment_inside(lines, start, line)
+        ):
             line += 1
         line += 1
         words = "\n".join(lines[start:line])
@@ -254,7 +278,9 @@ def with_arguments(text: str, arguments: Mapping[str, str]) -> str:
     lines = text.split("\n")
     for _, end, words in reversed(list(instructions(text)) if arguments else []):
         if words.split(maxsplit=1)[0].upper() == "FROM":
-            lines[end:end] = [" ".join(["ARG", *(f"{name}={value}" for name, value in arguments.items())])]
+            lines[end:end] = [
+                " ".join(["ARG", *(f"{name}={value}" for name, value in arguments.items())])
+            ]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -281,7 +307,9 @@ def context_files(recipe: Recipe) -> tuple[str, ...]:
     for entry in recipe.context:
         path = recipe.root / entry
         if path.is_dir() and not path.is_symlink():
-            names.update(str(file.relative_to(recipe.root)) for file in path.rglob("*") if _counts(file))
+            names.update(
+                str(file.relative_to(recipe.root)) for file in path.rglob("*") if _counts(file)
+            )
         else:
             names.add(str(Path(entry)))
     return tuple(sorted(names))
@@ -291,7 +319,16 @@ def _all_files(folder: Path) -> tuple[str, ...]:
     """Every file of a folder; in a git work tree, only those that git does not ignore."""
     listed = None
     if process.which("git"):
-        argv = ("git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+        argv = (
+            "git",
+            "-C",
+            str(folder),
+            "ls-files",
+            "-z",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+        )
         done = process.run(argv, check=False)
         listed = done.stdout.split("\0") if done.exit_code == 0 else None
     if listed is None:
@@ -307,7 +344,9 @@ def _counts(file: Path) -> bool:
 def files_hash(recipe: Recipe) -> str:
     """The sha256 of the Containerfile, the pins and the context: names, types, execute bits and content."""
     digest = hashlib.sha256()
-    own = {str(path.relative_to(recipe.root)) for path in (recipe.containerfile, recipe.pins) if path}
+    own = {
+        str(path.relative_to(recipe.root)) for path in (recipe.containerfile, recipe.pins) if path
+    }
     try:
         for name in sorted({*own, *context_files(recipe)}):
             digest.update(_file_line(recipe.root, name).encode())
@@ -329,7 +368,9 @@ def _file_line(root: Path, name: str) -> str:
     return json.dumps([name, "x" if path.stat().st_mode & 0o100 else "-", content]) + "\n"
 
 
-def content_hash(recipe: Recipe, base_digest: str, build_args: Mapping[str, str], platform: str) -> str:
+def content_hash(
+    recipe: Recipe, base_digest: str, build_args: Mapping[str, str], platform: str
+) -> str:
     """12 hex digits that name the image. The same inputs give the same hash on every machine.
 
     The git commit is not an input but a label, so that a commit that does not change these files changes nothing.

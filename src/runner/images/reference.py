@@ -10,9 +10,13 @@ DOCKER_HUB = "docker.io"
 HUB_NAMES = (DOCKER_HUB, "index.docker.io", "registry-1.docker.io")
 SCHEMES = ("podman", "dockerd", "docker", "oci", "oci-archive", "docker-archive")
 _PATHS = ("oci", "oci-archive", "docker-archive")
-_NAME = re.compile(r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*")
+_NAME = re.compile(
+    r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*"
+)
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
-_HOST = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
+_HOST = re.compile(
+    r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?"
+)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
@@ -88,18 +92,29 @@ def registry_reference(text: str) -> Reference:
     if not slash or not _HOST.fullmatch(registry):
         raise _invalid_name(text, "the name of the registry is missing or invalid")
     if registry in HUB_NAMES:
-        registry, repository = DOCKER_HUB, repository if "/" in repository else f"library/{repository}"
+        registry, repository = (
+            DOCKER_HUB,
+            repository if "/" in repository else f"library/{repository}",
+        )
     if not _NAME.fullmatch(repository):
-        raise _invalid_name(text, f"{repository!r} is not a valid name: use lower-case letters, digits and . _ - /")
+        raise _invalid_name(
+            text, f"{repository!r} is not a valid name: use lower-case letters, digits and . _ - /"
+        )
     if colon and not _TAG.fullmatch(tag):
-        raise _invalid_name(text, f"{tag!r} is not a valid tag: a tag has at most 128 letters, digits and . _ -")
+        raise _invalid_name(
+            text, f"{tag!r} is not a valid tag: a tag has at most 128 letters, digits and . _ -"
+        )
     if at and not _DIGEST.fullmatch(digest):
-        raise _invalid_name(text, f"{digest!r} is not a digest: a digest is sha256: and 64 hex digits")
+        raise _invalid_name(
+            text, f"{digest!r} is not a digest: a digest is sha256: and 64 hex digits"
+        )
     return Reference(registry, repository, tag or ("" if digest else "latest"), digest)
 
 
 def _invalid_name(text: str, why: str) -> RunnerError:
-    return RunnerError(f"invalid image reference {text!r}", why, "docker://[USER@]REGISTRY#IMAGE[:TAG][@sha256:…]")
+    return RunnerError(
+        f"invalid image reference {text!r}", why, "docker://[USER@]REGISTRY#IMAGE[:TAG][@sha256:…]"
+    )
 
 
 @dataclass(frozen=True)
@@ -170,7 +185,11 @@ def parse_source(text: str, start: Path) -> Source:
 
 def _path_source(text: str, scheme: str, rest: str, start: Path) -> Source:
     path, tag = rest, ""
-    if scheme != "docker-archive" and not (start / Path(rest).expanduser()).exists() and ":" in rest:
+    if (
+        scheme != "docker-archive"
+        and not (start / Path(rest).expanduser()).exists()
+        and ":" in rest
+    ):
         path, _, tag = rest.rpartition(":")
     whole = (start / Path(path).expanduser()).resolve()
     if not path or not whole.exists():
@@ -180,7 +199,9 @@ def _path_source(text: str, scheme: str, rest: str, start: Path) -> Source:
             f"write {scheme}:PATH with the path of an existing folder or file",
         )
     if (scheme == "oci") != whole.is_dir():
-        raise _invalid_source(text, "oci: needs the folder of a layout, oci-archive: and docker-archive: need a file")
+        raise _invalid_source(
+            text, "oci: needs the folder of a layout, oci-archive: and docker-archive: need a file"
+        )
     return Source(scheme, str(whole), tag)
 
 

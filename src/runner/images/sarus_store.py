@@ -81,7 +81,10 @@ class Stored:
 
     def record(self) -> dict[str, object]:
         """What --json prints."""
-        return {**asdict(self), "created": datetime.fromtimestamp(self.created).astimezone().isoformat("T", "seconds")}
+        return {
+            **asdict(self),
+            "created": datetime.fromtimestamp(self.created).astimezone().isoformat("T", "seconds"),
+        }
 
 
 def sarusctl(*words: str) -> str:
@@ -172,7 +175,9 @@ def find(reference: str, rows: Sequence[Row], *, read_only: bool = True) -> Row 
     names = {_full(reference)}
     if not image.separator:
         names.add(f"localhost/{image.repository}:{image.tag or 'latest'}")
-    return next((row for row in rows if row.read_only == read_only and _full(row.reference) in names), None)
+    return next(
+        (row for row in rows if row.read_only == read_only and _full(row.reference) in names), None
+    )
 
 
 def _full(reference: str) -> str:
@@ -195,7 +200,9 @@ def remove(reference: str) -> None:
 def validate(path: Path) -> tuple[bool, str]:
     """Whether `sarusctl validate` accepts an EDF file, and what it prints. The path must be absolute."""
     done = process.run(("sarusctl", "validate", str(path)), check=False)
-    words = "; ".join(line.strip() for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip())
+    words = "; ".join(
+        line.strip() for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()
+    )
     return done.exit_code == 0, words or f"it printed nothing, exit code {done.exit_code}"
 
 
@@ -210,7 +217,9 @@ def store_folder(environ: Mapping[str, str]) -> Path | None:
             text = str(tomllib.loads(path.read_text("utf-8")).get("parallax_imagestore") or text)
     except (OSError, ValueError):
         return None
-    return Path(Template(text).safe_substitute(environ)) if text else None  # `$NAME` and `${NAME}`, as raster expands
+    return (
+        Path(Template(text).safe_substitute(environ)) if text else None
+    )  # `$NAME` and `${NAME}`, as raster expands
 
 
 def squash_file(store: Path | None, row: Row) -> Path | None:
@@ -221,7 +230,9 @@ def squash_file(store: Path | None, row: Row) -> Path | None:
     if store is None:
         return None
     try:
-        images: list[Mapping[str, Any]] = json.loads((store / "overlay-images/images.json").read_text())
+        images: list[Mapping[str, Any]] = json.loads(
+            (store / "overlay-images/images.json").read_text()
+        )
         layer = next(image["layer"] for image in images if str(image["id"]).startswith(row.id))
         link = (store / "overlay" / str(layer) / "link").read_text().strip()
         return store / "squash" / f"{link}.squash"

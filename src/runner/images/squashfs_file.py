@@ -52,7 +52,11 @@ class Squashfs:
 
     def record(self) -> dict[str, object]:
         """What --json prints."""
-        made = datetime.fromtimestamp(self.created).astimezone().isoformat("T", "seconds") if self.created else None
+        made = (
+            datetime.fromtimestamp(self.created).astimezone().isoformat("T", "seconds")
+            if self.created
+            else None
+        )
         return {**asdict(self), "created": made}
 
 
@@ -67,12 +71,18 @@ def recorded_labels(labels: Mapping[str, str]) -> dict[str, str]:
 
 def sidecar(path: Path) -> Path:
     """The JSON file beside a squashfs file."""
-    return path.with_suffix(".json") if path.suffix == ".sqsh" else path.with_name(path.name + ".json")
+    return (
+        path.with_suffix(".json") if path.suffix == ".sqsh" else path.with_name(path.name + ".json")
+    )
 
 
 def index_path(target: Path) -> Path:
     """The index beside a squashfs file."""
-    return target.with_suffix(".layers") if target.suffix == ".sqsh" else target.with_name(target.name + ".layers")
+    return (
+        target.with_suffix(".layers")
+        if target.suffix == ".sqsh"
+        else target.with_name(target.name + ".layers")
+    )
 
 
 def as_json(squashfs: Squashfs) -> str:
@@ -88,7 +98,9 @@ def read_squashfs(path: Path) -> Squashfs | None:
         data: Mapping[str, Any] = json.loads(sidecar(path).read_text())
         known = {name: data[name] for name in Squashfs.__dataclass_fields__ if name in data}
         labels = recorded_labels(data.get("labels") or {})  # missing in sidecars of older versions
-        found = Squashfs(**{**known, "path": path, "link": path.with_name(str(data["link"])), "labels": labels})
+        found = Squashfs(
+            **{**known, "path": path, "link": path.with_name(str(data["link"])), "labels": labels}
+        )
         return found if path.stat().st_size == found.size_bytes else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
@@ -107,7 +119,10 @@ def is_sidecar(path: Path, target: Path) -> bool:
 
 def link_is_ours(link: Path) -> bool:
     """Whether a symlink NAME.sqsh was made by `import`: it points to NAME-<12 hex>.sqsh beside it."""
-    return re.fullmatch(re.escape(link.stem) + r"-[0-9a-f]{12}\.sqsh", str(link.readlink())) is not None
+    return (
+        re.fullmatch(re.escape(link.stem) + r"-[0-9a-f]{12}\.sqsh", str(link.readlink()))
+        is not None
+    )
 
 
 def with_sha256(squashfs: Squashfs) -> Squashfs:
@@ -118,7 +133,9 @@ def with_sha256(squashfs: Squashfs) -> Squashfs:
     if squashfs.sha256:
         return squashfs
     known = replace(squashfs, sha256=sha256_of(squashfs.path))
-    with suppress(RunnerError):  # if the folder belongs to another user, the checksum is computed each time
+    with suppress(
+        RunnerError
+    ):  # if the folder belongs to another user, the checksum is computed each time
         files.write(sidecar(squashfs.path), as_json(known))
     return known
 
@@ -142,7 +159,11 @@ def list_squashfs(folder: Path) -> list[tuple[Squashfs, tuple[str, ...]]]:
         if path.is_symlink():
             links.setdefault(path.resolve().name, []).append(path.name)
     files = [path for path in paths if not path.is_symlink()]
-    found = [(squashfs, tuple(links.get(path.name, ()))) for path in files if (squashfs := read_squashfs(path))]
+    found = [
+        (squashfs, tuple(links.get(path.name, ())))
+        for path in files
+        if (squashfs := read_squashfs(path))
+    ]
     return sorted(found, key=lambda pair: -pair[0].created)
 
 

@@ -24,7 +24,9 @@ def explain(error: OSError, what: str) -> RunnerError:
         errno.EROFS: "choose a folder on a writable file system",
     }
     fix = fixes.get(error.errno or 0, "check the path and its file system: df -hT FOLDER")
-    return RunnerError(f"cannot {what}", os.strerror(error.errno) if error.errno else str(error), fix)
+    return RunnerError(
+        f"cannot {what}", os.strerror(error.errno) if error.errno else str(error), fix
+    )
 
 
 @contextlib.contextmanager
@@ -105,14 +107,18 @@ def modified(path: str | Path) -> float | None:
         return None
 
 
-def write(target: Path, content: str | bytes, *, mode: int = 0o666, keep_mode: bool = False) -> None:
+def write(
+    target: Path, content: str | bytes, *, mode: int = 0o666, keep_mode: bool = False
+) -> None:
     """Write a whole file atomically. Raises RunnerError if it cannot be written.
 
     The umask limits `mode`, as for open(2). With `keep_mode`, an existing file keeps its mode.
     """
     data = content.encode() if isinstance(content, str) else content
     with explained(f"write {target}"), partial(target) as unfinished:
-        unfinished.unlink(missing_ok=True)  # left behind by a killed process with the same process id
+        unfinished.unlink(
+            missing_ok=True
+        )  # left behind by a killed process with the same process id
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with os.fdopen(os.open(unfinished, flags, mode), "wb") as file:
             file.write(data)

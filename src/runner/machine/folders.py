@@ -36,7 +36,9 @@ def take_numbered(parent: Path, stem: str) -> Path:
                 # update NUMBERS first: skipping a number does no harm, but using one twice would
                 # in a shared folder, another user may own the file; the existing folders are counted then
                 with suppress(RunnerError):
-                    files.write(parent / NUMBERS, json.dumps({**given, stem: number}, indent=1) + "\n")
+                    files.write(
+                        parent / NUMBERS, json.dumps({**given, stem: number}, indent=1) + "\n"
+                    )
                 try:
                     folder.mkdir()
                     return folder
@@ -46,7 +48,10 @@ def take_numbered(parent: Path, stem: str) -> Path:
 
 def _highest(parent: Path, stem: str) -> int:
     form = re.compile(re.escape(stem) + r"-(\d+)")
-    return max((int(found[1]) for entry in os.scandir(parent) if (found := form.fullmatch(entry.name))), default=0)
+    return max(
+        (int(found[1]) for entry in os.scandir(parent) if (found := form.fullmatch(entry.name))),
+        default=0,
+    )
 
 
 def _read_numbers(ledger: Path) -> dict[str, int]:
@@ -75,7 +80,14 @@ def fill(folder: Path, texts: Mapping[str, str]) -> None:
             target.write_bytes(text.encode(errors="surrogateescape"))  # a script of the user
 
 
-def copy(names: Iterable[str], source: Path, target: Path, *, link: bool = False, skip_missing: bool = False) -> None:
+def copy(
+    names: Iterable[str],
+    source: Path,
+    target: Path,
+    *,
+    link: bool = False,
+    skip_missing: bool = False,
+) -> None:
     """Copy the named files (relative paths) with modes and times. Symlinks stay symlinks; existing files are kept.
 
     With `link`, make hard links if the file system supports them. With `skip_missing`, a file that no longer exists is
@@ -105,7 +117,9 @@ def _linked(source: Path, target: Path) -> bool:
     try:
         os.link(source, target, follow_symlinks=False)
         return True
-    except OSError:  # another file system, no support for hard links, or too many of them: copy instead
+    except (
+        OSError
+    ):  # another file system, no support for hard links, or too many of them: copy instead
         return False
 
 

@@ -60,6 +60,8 @@ def file_system(path: Path) -> tuple[str, str]:
     for line in lines:
         words = line.split()
         point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), words[1])
-        if (text == point or text.startswith(point.rstrip("/") + "/")) and len(point) >= len(best[1]):
+        if (text == point or text.startswith(point.rstrip("/") + "/")) and len(point) >= len(
+            best[1]
+        ):
             best = (words[2], point)
     return best

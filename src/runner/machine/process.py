@@ -67,7 +67,9 @@ def _found(program: str, env: Mapping[str, str]) -> str:
     return path or program
 
 
-def start(argv: Sequence[str], env: Mapping[str, str] | None = None, **options: Any) -> subprocess.Popen[Any]:
+def start(
+    argv: Sequence[str], env: Mapping[str, str] | None = None, **options: Any
+) -> subprocess.Popen[Any]:
     """Start a program with `env` added to the environment, and without input unless `options`, of Popen, have one.
 
     Raises RunnerError if it is missing or cannot be started.
@@ -157,11 +159,14 @@ class Started:
 
 def failed(completed: Completed, fix: str = "") -> RunnerError:
     """The error for a program with a non-zero exit code; `why` has its last output."""
-    words = (completed.stderr.strip() or completed.stdout.strip() or "it printed nothing").splitlines()
+    words = (
+        completed.stderr.strip() or completed.stdout.strip() or "it printed nothing"
+    ).splitlines()
     return RunnerError(
         f"{Path(completed.argv[0]).name} failed with exit code {completed.exit_code}",
         "\n".join(words[-12:]),
-        fix or f"run the command by hand: {' '.join(completed.argv[:6])}{' …' if len(completed.argv) > 6 else ''}",
+        fix
+        or f"run the command by hand: {' '.join(completed.argv[:6])}{' …' if len(completed.argv) > 6 else ''}",
     )
 
 
@@ -211,7 +216,9 @@ def end_group(pid: int, grace_seconds: float = 5.0) -> None:
     sessions.kill(descendants)
 
 
-def attached(argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> int:
+def attached(
+    argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> int:
     """Run a program on this terminal (inherited stdin, stdout, stderr), and return its exit code.
 
     The exit code is 128 + N for a program that was ended by signal N, as in shells.
@@ -225,10 +232,14 @@ def attached(argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: 
             continue  # the terminal sent Ctrl-C to the program too, which decides what to do
 
 
-def detached(argv: Sequence[str], log: Path, *, cwd: Path, env: Mapping[str, str] | None = None) -> int:
+def detached(
+    argv: Sequence[str], log: Path, *, cwd: Path, env: Mapping[str, str] | None = None
+) -> int:
     """Start a program that outlives this process, append its output to `log`, and return its process id."""
     with log.open("ab") as output:
-        return start(argv, env, cwd=cwd, stdout=output, stderr=subprocess.STDOUT, start_new_session=True).pid
+        return start(
+            argv, env, cwd=cwd, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        ).pid
 
 
 class Output(Protocol):
@@ -256,7 +267,9 @@ class Marked:
         self.mark, self.head, self.noise = mark, "", ""
         stdin = None if terminal or reads else subprocess.DEVNULL
         pipe = subprocess.PIPE
-        self._child = subprocess.Popen(argv, stdin=stdin, stdout=pipe, stderr=pipe, start_new_session=not terminal)
+        self._child = subprocess.Popen(
+            argv, stdin=stdin, stdout=pipe, stderr=pipe, start_new_session=not terminal
+        )
         ends = zip((self._child.stdout, self._child.stderr), outputs, strict=True)
         self._pumps = [Thread(target=self._pump, args=each, daemon=True) for each in ends]
         for pump in self._pumps:

@@ -25,7 +25,8 @@ _NAME = re.compile(
 )
 # names that look like a secret's but are not
 _HARMLESS = re.compile(
-    r"(max|min|num|n|pad|eos|bos|new|sort|group|primary|foreign|per|gpg)[-_]?(tokens?|keys?)$", re.IGNORECASE
+    r"(max|min|num|n|pad|eos|bos|new|sort|group|primary|foreign|per|gpg)[-_]?(tokens?|keys?)$",
+    re.IGNORECASE,
 )
 _VALUE = re.compile(
     r"hf_[A-Za-z0-9]{20,}|gh[opsru]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{15,}|sk-[\w-]{20,}"
@@ -42,7 +43,11 @@ def is_secret_name(name: str) -> bool:
 def looks_secret(name: str, value: str) -> bool:
     """Whether a value must stay out of records, judged by its name or by its form. All of runner uses this function."""
     # a number, a switch or a path is not a secret, whatever its name
-    harmless = value.isdigit() or value.lower() in {"", "true", "false"} or value.startswith(("/", "~", "./"))
+    harmless = (
+        value.isdigit()
+        or value.lower() in {"", "true", "false"}
+        or value.startswith(("/", "~", "./"))
+    )
     return bool(_VALUE.search(value)) or (is_secret_name(name) and not harmless)
 
 
@@ -62,7 +67,9 @@ def check(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
         return ()
     except (OSError, UnicodeDecodeError) as error:
         raise RunnerError(
-            f"cannot read the secrets in {file}", str(error), "check the file's content and permissions"
+            f"cannot read the secrets in {file}",
+            str(error),
+            "check the file's content and permissions",
         ) from error
     if mode & 0o077:
         raise RunnerError(
@@ -71,7 +78,11 @@ def check(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
             f"chmod 600 {file}, then replace the secrets with new ones",
         )
     for number, line in enumerate(lines, 1):
-        if line.strip() and not line.startswith("#") and not re.match(r"[A-Za-z_][A-Za-z0-9_]*=", line):
+        if (
+            line.strip()
+            and not line.startswith("#")
+            and not re.match(r"[A-Za-z_][A-Za-z0-9_]*=", line)
+        ):
             raise RunnerError(
                 f"{file}:{number}: cannot read a secret from this line",
                 "each line must be NAME=VALUE, without quotes, `export` or spaces around `=`; `#` begins a comment",
@@ -86,11 +97,24 @@ def known(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         own = _pairs(path(environ).read_text(errors="replace").splitlines())
     except OSError:
         own = {}
-    own = {name: _printed(value[1:]) if value.startswith("!") else value for name, value in own.items()}
-    named = {name: value for name, value in environ.items() if is_secret_name(name) and looks_secret(name, value)}
-    found = [*_logins(environ).items(), *own.items(), *named.items()]  # the same name may have several values
-    return {value: name for name, value in found
-            if len(value) >= LEAST_LENGTH and not value.startswith(("/", "~", "./"))}  # fmt: skip
+    own = {
+        name: _printed(value[1:]) if value.startswith("!") else value for name, value in own.items()
+    }
+    named = {
+        name: value
+        for name, value in environ.items()
+        if is_secret_name(name) and looks_secret(name, value)
+    }
+    found = [
+        *_logins(environ).items(),
+        *own.items(),
+        *named.items(),
+    ]  # the same name may have several values
+    return {
+        value: name
+        for name, value in found
+        if len(value) >= LEAST_LENGTH and not value.startswith(("/", "~", "./"))
+    }
 
 
 def refuse(content: bytes, where: str, environ: Mapping[str, str] = os.environ) -> None:
@@ -108,15 +132,21 @@ def _logins(environ: Mapping[str, str]) -> dict[str, str]:
     """The logins in the user's home folder. payload/secrets.sh gives them to the job, by the same rules."""
     home = Path(environ.get("HOME") or "~").expanduser()
     cache = Path(environ.get("XDG_CACHE_HOME") or home / ".cache") / "huggingface"
-    host = re.split("[:/]", (environ.get("WANDB_BASE_URL") or "api.wandb.ai").rpartition("://")[2])[0]
+    host = re.split("[:/]", (environ.get("WANDB_BASE_URL") or "api.wandb.ai").rpartition("://")[2])[
+        0
+    ]
     found = {}
     with suppress(OSError):
-        token = Path(environ.get("HF_TOKEN_PATH") or Path(environ.get("HF_HOME") or cache) / "token")
+        token = Path(
+            environ.get("HF_TOKEN_PATH") or Path(environ.get("HF_HOME") or cache) / "token"
+        )
         found["HF_TOKEN"] = token.read_text(errors="replace").strip()
     with suppress(OSError):
         words = Path(environ.get("NETRC") or home / ".netrc").read_text(errors="replace").split()
         of_host = words[words.index(host) :] if host in words else []
-        found["WANDB_API_KEY"] = of_host[of_host.index("password") + 1] if "password" in of_host[:-1] else ""
+        found["WANDB_API_KEY"] = (
+            of_host[of_host.index("password") + 1] if "password" in of_host[:-1] else ""
+        )
     return found
 
 

@@ -33,7 +33,9 @@ def began(pid: int) -> float:
 
 def members(session: int) -> tuple[int, ...]:
     """The live processes of a session (its leader may have ended)."""
-    return tuple(pid for pid, stat in _processes().items() if stat[0] not in "ZX" and stat[3] == str(session))
+    return tuple(
+        pid for pid, stat in _processes().items() if stat[0] not in "ZX" and stat[3] == str(session)
+    )
 
 
 def descendants(pid: int) -> dict[int, str]:
@@ -49,7 +51,10 @@ def descendants(pid: int) -> dict[int, str]:
 
 def kill(processes: Mapping[int, str]) -> None:
     """Send SIGKILL to the processes that still run and have the same identity."""
-    _kill(tuple(pid for pid, known in processes.items() if known and identity(pid) == known), signal.SIGKILL)
+    _kill(
+        tuple(pid for pid, known in processes.items() if known and identity(pid) == known),
+        signal.SIGKILL,
+    )
 
 
 def end(session: int, grace_seconds: float) -> bool:

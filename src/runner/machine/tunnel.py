@@ -30,7 +30,9 @@ _PAGE = b"""HTTP/1.1 502 Bad Gateway\r\nContent-Type: text/html; charset=utf-8\r
 class _Link:
     """The connections that share one pair of pipes."""
 
-    def __init__(self, source: IO[bytes], sink: IO[bytes], connect: Callable[[], socket.socket] | None = None) -> None:
+    def __init__(
+        self, source: IO[bytes], sink: IO[bytes], connect: Callable[[], socket.socket] | None = None
+    ) -> None:
         self._source, self._sink, self._connect = source, sink, connect
         self._lock = threading.Lock()
         self._ends: dict[int, tuple[socket.socket, SimpleQueue[bytes], threading.Semaphore]] = {}
@@ -46,7 +48,9 @@ class _Link:
             self._sink.write(_HEAD.pack(number, size) + data + b"\n")
             self._sink.flush()
 
-    def _read(self, number: int, end: socket.socket, queued: SimpleQueue[bytes], room: threading.Semaphore) -> None:
+    def _read(
+        self, number: int, end: socket.socket, queued: SimpleQueue[bytes], room: threading.Semaphore
+    ) -> None:
         writer = threading.Thread(target=self._write, args=(number, end, queued), daemon=True)
         writer.start()
         data = b"-"
@@ -104,10 +108,16 @@ def listener(port: int) -> tuple[socket.socket, int]:
 class Tunnel(_Link):
     """The near end: a port of 127.0.0.1, and the program that leads to the far end."""
 
-    def __init__(self, argv: Sequence[str], port: int, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, argv: Sequence[str], port: int, env: Mapping[str, str] | None = None
+    ) -> None:
         self._server, self.port = listener(port)
-        pipe = subprocess.PIPE  # in its own session, so that Ctrl-C in the terminal does not reach it
-        self._child = subprocess.Popen(tuple(argv), stdin=pipe, stdout=pipe, env=env, start_new_session=True)
+        pipe = (
+            subprocess.PIPE
+        )  # in its own session, so that Ctrl-C in the terminal does not reach it
+        self._child = subprocess.Popen(
+            tuple(argv), stdin=pipe, stdout=pipe, env=env, start_new_session=True
+        )
         assert self._child.stdin and self._child.stdout
         super().__init__(self._child.stdout, self._child.stdin)
         self.is_ready = any(line == _READY for line in iter(self._child.stdout.readline, b""))

@@ -48,7 +48,14 @@ class Estimate:
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.activations + self.loss + self.buffers
+        return (
+            self.weights
+            + self.gradients
+            + self.optimizer
+            + self.activations
+            + self.loss
+            + self.buffers
+        )
 
 
 def estimate(shape: Shape, zero: Zero, plan: Plan) -> Estimate:
@@ -64,7 +71,9 @@ def _always(weights: Weights, zero: Zero, plan: Plan) -> Estimate:
     share = -(-trained // plan.gpus)
     # With ZeRO, the optimizer has its own copy of its share in fp32 too; in stage 3, because DeepSpeed's comparison of
     # a device with its name always fails.
-    found = Estimate(zero.name, zero.stage, plan.micro_batch, "", weights=every * width, optimizer=12 * share)
+    found = Estimate(
+        zero.name, zero.stage, plan.micro_batch, "", weights=every * width, optimizer=12 * share
+    )
     if zero.stage == 0:
         return replace(found, optimizer=trained * (8 + _copy(width)))
     if zero.stage < 3:
@@ -91,18 +100,35 @@ def _moments(shape: Shape, weights: Weights, zero: Zero, plan: Plan) -> Iterator
     always = _always(weights, zero, plan)
 
     def at(
-        name: str, kept: int = 0, *, gathered: int = 0, gradients: int = 0, loss: int = 0, buckets: int = 0
+        name: str,
+        kept: int = 0,
+        *,
+        gathered: int = 0,
+        gradients: int = 0,
+        loss: int = 0,
+        buckets: int = 0,
     ) -> Estimate:
         weights, buffers = always.weights + gathered, always.buffers + buckets
         gradients += always.gradients
-        return replace(always, moment=name, weights=weights, gradients=gradients, activations=kept, loss=loss,
-                       buffers=buffers)  # fmt: skip
+        return replace(
+            always,
+            moment=name,
+            weights=weights,
+            gradients=gradients,
+            activations=kept,
+            loss=loss,
+            buffers=buffers,
+        )
 
     activations, tokens = activations_per_token(shape, zero, plan), plan.tokens
     trained = weights.trained * plan.width
     gathered = accumulated = 0
-    if zero.stage == 3 and plan.gpus > 1:  # they stay while the loss is computed, because the backward pass needs them
-        gathered = min(weights.total + weights.lora - weights.small, zero.reuse_distance // 2) * plan.width
+    if (
+        zero.stage == 3 and plan.gpus > 1
+    ):  # they stay while the loss is computed, because the backward pass needs them
+        gathered = (
+            min(weights.total + weights.lora - weights.small, zero.reuse_distance // 2) * plan.width
+        )
     if zero.stage < 3 and plan.accumulation > 1:  # gradients of earlier micro batches
         accumulated = trained // plan.gpus if zero.stage == 2 else trained
     checkpointing = plan.checkpointing or zero.checkpointing
@@ -116,7 +142,9 @@ def _moments(shape: Shape, weights: Weights, zero: Zero, plan: Plan) -> Iterator
     logits = tokens * shape.vocabulary * plan.width
     # Stages 1 and 2 allocate their buckets with the first gradient; stage 3 always has them.
     buckets = zero.buckets * zero.reduce_bucket * plan.width if zero.stage in (1, 2) else 0
-    yield at("head", kept, gathered=gathered, gradients=accumulated + first, loss=logits, buckets=buckets)
+    yield at(
+        "head", kept, gathered=gathered, gradients=accumulated + first, loss=logits, buckets=buckets
+    )
 
     working = activations.layer + activations.layer_work
     if checkpointing:  # the last layer is recomputed while the inputs of all layers still exist
@@ -193,7 +221,9 @@ def _norm(shape: Shape, width: int) -> int:
 def _attention(shape: Shape, plan: Plan) -> int:
     width = plan.width
     query, key_value = shape.query, shape.key_value
-    head_norm = (query + key_value) * (4 + (width if width < 4 else 4)) if shape.family.head_norm else 0
+    head_norm = (
+        (query + key_value) * (4 + (width if width < 4 else 4)) if shape.family.head_norm else 0
+    )
     if plan.attention != "eager":
         kept = 2 * query + 2 * key_value  # queries, keys, values and the output
         if shape.family.joined_rotary:
@@ -220,7 +250,9 @@ def _lora(shape: Shape, width: int, rank: int, adapter_width: int) -> int:
     fp32 adapters in a bf16 model each make their own copy of their layer's input.
     """
     linear = list(linear_layers(shape))
-    copies = sum(columns for _, columns, _ in linear) * adapter_width if adapter_width > width else 0
+    copies = (
+        sum(columns for _, columns, _ in linear) * adapter_width if adapter_width > width else 0
+    )
     frozen = shape.family.norms * shape.hidden * width if shape.family.norm == "rms" else 0
     return rank * len(linear) * adapter_width + copies - frozen
 
@@ -269,10 +301,14 @@ def read(path: Path, hidden: int) -> Zero:
         )
     except (OSError, UnicodeDecodeError) as error:
         raise RunnerError(
-            f"cannot read {path}", str(error), "pass the name of a preset, or the path of a JSON file"
+            f"cannot read {path}",
+            str(error),
+            "pass the name of a preset, or the path of a JSON file",
         ) from error
     except (ValueError, TypeError, AttributeError) as error:
-        raise RunnerError(f"{path} is not a DeepSpeed configuration", str(error), "see docs/deepspeed.md") from error
+        raise RunnerError(
+            f"{path} is not a DeepSpeed configuration", str(error), "see docs/deepspeed.md"
+        ) from error
 
 
 def _on(value: Any) -> bool:

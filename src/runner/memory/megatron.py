@@ -11,9 +11,15 @@ from runner.memory.shape import Shape, count_weights, make_shape
 
 # Table 1 of "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (Narayanan et al., 2021).
 SIZES = {
-    "1.7B": (24, 2304, 24), "3.6B": (30, 3072, 32), "7.5B": (36, 4096, 32), "18.4B": (40, 6144, 48),
-    "39.1B": (48, 8192, 64), "76.1B": (60, 10240, 80), "145.6B": (80, 12288, 96), "310.1B": (96, 16384, 128),
-}  # fmt: skip
+    "1.7B": (24, 2304, 24),
+    "3.6B": (30, 3072, 32),
+    "7.5B": (36, 4096, 32),
+    "18.4B": (40, 6144, 48),
+    "39.1B": (48, 8192, 64),
+    "76.1B": (60, 10240, 80),
+    "145.6B": (80, 12288, 96),
+    "310.1B": (96, 16384, 128),
+}
 """name -> layers, hidden size, attention heads"""
 VOCABULARY = 50257
 """of GPT-2's tokenizer"""
@@ -67,13 +73,24 @@ class Estimate:
         return self.weights + self.gradients + self.optimizer + self.activations + self.logits
 
 
-def gpt(layers: int, hidden: int, heads: int, positions: int, vocabulary: int = VOCABULARY, tensor: int = 1) -> Shape:
+def gpt(
+    layers: int,
+    hidden: int,
+    heads: int,
+    positions: int,
+    vocabulary: int = VOCABULARY,
+    tensor: int = 1,
+) -> Shape:
     """The shape of Megatron's GPT. It pads the vocabulary to a multiple of 128 per tensor-parallel rank."""
     multiple = 128 * tensor
     config = {
-        "model_type": "gpt2", "n_layer": layers, "n_embd": hidden, "n_head": heads, "n_positions": positions,
+        "model_type": "gpt2",
+        "n_layer": layers,
+        "n_embd": hidden,
+        "n_head": heads,
+        "n_positions": positions,
         "vocab_size": -(-vocabulary // multiple) * multiple,
-    }  # fmt: skip
+    }
     return make_shape(config, "Megatron GPT")
 
 
@@ -87,12 +104,22 @@ def estimate(shape: Shape, layout: Layout, work: Work) -> Estimate:
     layer = 34 * hidden  # 16-bit values, and dropout's masks of one byte
     kept = 2 * hidden if layout.recompute else layer
     once = layer if layout.recompute else 0  # the layer that is being recomputed
-    logits = 10 * hidden * shape.vocabulary // shape.hidden  # in 16 bits, in fp32, and their gradient
+    logits = (
+        10 * hidden * shape.vocabulary // shape.hidden
+    )  # in 16 bits, in fp32, and their gradient
     # the first stage holds one micro batch per stage, and the last one holds the logits
     first, last = layout.pipeline * layers * kept + once, layers * kept + once
     activations, logits = (first, 0) if first > last + logits else (last, logits)
     shards = work.gpus // (layout.tensor * layout.pipeline)
-    return Estimate(layout, work.micro_batch, 2 * stage, 4 * stage, 12 * -(-stage // shards), activations, logits)
+    return Estimate(
+        layout,
+        work.micro_batch,
+        2 * stage,
+        4 * stage,
+        12 * -(-stage // shards),
+        activations,
+        logits,
+    )
 
 
 def layouts(shape: Shape, gpus_per_node: int, work: Work) -> list[Layout]:
@@ -104,7 +131,9 @@ def layouts(shape: Shape, gpus_per_node: int, work: Work) -> list[Layout]:
                 layout = Layout(tensor, pipeline, context)
                 if not problem(shape, layout, work):
                     found += [layout, layout._replace(recompute=True)]
-    return sorted(found, key=lambda each: (each.recompute, each.pipeline, each.context, each.tensor))
+    return sorted(
+        found, key=lambda each: (each.recompute, each.pipeline, each.context, each.tensor)
+    )
 
 
 def problem(shape: Shape, layout: Layout, work: Work) -> str:
@@ -114,9 +143,8 @@ def problem(shape: Shape, layout: Layout, work: Work) -> str:
     if shape.layers % layout.pipeline:
         return f"pipeline parallel size {layout.pipeline} does not divide the {shape.layers} layers"
     if layout.context > 1 and work.length % (2 * layout.context):
-        return (
-            f"twice the context parallel size {layout.context} does not divide the {work.length} tokens of a sequence"
-        )
+        twice = f"twice the context parallel size {layout.context}"
+        return f"{twice} does not divide the {work.length} tokens of a sequence"
     if work.gpus % layout.gpus:
         sizes = f"{layout.tensor} x {layout.pipeline} x {layout.context}"
         return f"a copy of the model takes {sizes} GPUs, and {work.gpus} GPUs is not a multiple of that number"

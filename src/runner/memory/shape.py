@@ -14,9 +14,18 @@ from runner.errors import RunnerError
 GIB = 1024**3
 # GiB that torch.cuda reports (total_memory), rounded down. For other GPUs, use `--gpu_memory`.
 USABLE_GIB = {
-    "H200": 139, "GH200": 94, "H100": 79, "A100 80GB": 79, "A100": 39, "L40S": 44, "L4": 22, "A10": 22,
-    "V100 32GB": 31, "V100": 15, "T4": 14,
-}  # fmt: skip
+    "H200": 139,
+    "GH200": 94,
+    "H100": 79,
+    "A100 80GB": 79,
+    "A100": 39,
+    "L40S": 44,
+    "L4": 22,
+    "A10": 22,
+    "V100 32GB": 31,
+    "V100": 15,
+    "T4": 14,
+}
 # Memory besides tensors: CUDA's context and kernels, NCCL's buffers, and fragmentation. An assumption.
 RESERVED_BYTES = int(1.5 * GIB)
 HOLES = 0.05
@@ -25,7 +34,9 @@ HOLES = 0.05
 def memory_bytes(gpu: str) -> int | None:
     """The memory of a GPU by its name (`H100`, `NVIDIA A100 80GB`), or None."""
     wanted = gpu.upper().replace("NVIDIA", " ").replace("-", " ").replace("_", " ").split()
-    best = max((name for name in USABLE_GIB if {*name.upper().split()} <= {*wanted}), key=len, default=None)
+    best = max(
+        (name for name in USABLE_GIB if {*name.upper().split()} <= {*wanted}), key=len, default=None
+    )
     return None if best is None else USABLE_GIB[best] * GIB
 
 
@@ -34,7 +45,9 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(GiB|G|GB|MiB|M|MB)?", text.strip(), re.IGNORECASE)
     if match is None:
         raise RunnerError(
-            f"--gpu_memory {text!r} is not a size", "a size must be a number with GiB, GB or MiB", "--gpu_memory 80GiB"
+            f"--gpu_memory {text!r} is not a size",
+            "a size must be a number with GiB, GB or MiB",
+            "--gpu_memory 80GiB",
         )
     unit = (match[2] or "GiB").upper()
     factor = {"GIB": GIB, "G": GIB, "GB": 10**9, "MIB": 1024**2, "M": 1024**2, "MB": 10**6}[unit]
@@ -51,7 +64,9 @@ class Family:
 
     norm: str = "rms"  # rms (separate Python operations, in fp32) or layer (one kernel)
     gated: bool = True  # gate and up, then down; otherwise up and down
-    activation: str = "fused"  # fused: one kernel, stores its input; written: gelu_new, in five operations
+    activation: str = (
+        "fused"  # fused: one kernel, stores its input; written: gelu_new, in five operations
+    )
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
@@ -119,12 +134,18 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise RunnerError(f"cannot read {path}", str(error), "give a config.json or a model's folder") from error
+        raise RunnerError(
+            f"cannot read {path}", str(error), "give a config.json or a model's folder"
+        ) from error
     except ValueError as error:
-        raise RunnerError(f"{path} is not JSON", str(error), "give the model's config.json") from error
+        raise RunnerError(
+            f"{path} is not JSON", str(error), "give the model's config.json"
+        ) from error
     if not isinstance(config, dict):
         raise RunnerError(
-            f"{path} is not the config of a model", "it must contain a JSON object", "give the model's config.json"
+            f"{path} is not the config of a model",
+            "it must contain a JSON object",
+            "give the model's config.json",
         )
     return config
 
@@ -136,7 +157,9 @@ def find_config(model: str, environment: Mapping[str, str], prefetched: Path | N
         return path / "config.json" if path.is_dir() else path
     hubs = dict.fromkeys(hub for hub in (hub_cache(environment), prefetched) if hub)
     pattern = f"models--{model.replace('/', '--')}/snapshots/*/config.json"
-    found = sorted((path for hub in hubs for path in hub.glob(pattern)), key=lambda each: each.stat().st_mtime)
+    found = sorted(
+        (path for hub in hubs for path in hub.glob(pattern)), key=lambda each: each.stat().st_mtime
+    )
     if found:
         return found[-1]
     raise RunnerError(
@@ -150,7 +173,9 @@ def hub_cache(environment: Mapping[str, str]) -> Path:
     """The folder in which Hugging Face caches models. Source: huggingface_hub, constants.py."""
     if environment.get("HF_HUB_CACHE"):
         return Path(environment["HF_HUB_CACHE"])
-    cache = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME") or "/") / ".cache")
+    cache = environment.get("XDG_CACHE_HOME") or str(
+        Path(environment.get("HOME") or "/") / ".cache"
+    )
     return Path(environment.get("HF_HOME") or f"{cache}/huggingface") / "hub"
 
 
@@ -170,10 +195,15 @@ def make_shape(config: Mapping[str, Any], name: str) -> Shape:
                 f"it is a mixture of experts ({key} = {config[key]})",
                 "measure the memory instead: launch with --micro_batch auto",
             )
-    hidden, heads = _number(config, "hidden_size", name), _number(config, "num_attention_heads", name)
+    hidden, heads = (
+        _number(config, "hidden_size", name),
+        _number(config, "num_attention_heads", name),
+    )
     family = _with_biases(families()[kind], kind, config)
     default_inner = None if family.gated else 4 * hidden
-    dropout = max(float(config.get(key) or 0) for key in ("resid_pdrop", "hidden_dropout", "embd_pdrop"))
+    dropout = max(
+        float(config.get(key) or 0) for key in ("resid_pdrop", "hidden_dropout", "embd_pdrop")
+    )
     return Shape(
         name=name,
         family=family,
@@ -193,7 +223,9 @@ def make_shape(config: Mapping[str, Any], name: str) -> Shape:
 def _with_biases(family: Family, kind: str, config: Mapping[str, Any]) -> Family:
     activation = str(config.get("activation_function") or config.get("hidden_act") or "")
     if activation and not family.gated:
-        family = replace(family, activation="written" if activation in ("gelu_new", "gelu_fast") else "fused")
+        family = replace(
+            family, activation="written" if activation in ("gelu_new", "gelu_fast") else "fused"
+        )
     if kind in ("llama", "mistral", "qwen3", "gemma") and config.get("attention_bias"):
         family = replace(family, qkv_bias=True, output_bias=True)
     if kind == "gpt_neox" and config.get("use_parallel_residual") is False:
@@ -210,7 +242,9 @@ def _number(config: Mapping[str, Any], key: str, name: str, default: int | None 
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise RunnerError(
-                f"{name}: {each} cannot be {value!r}", "it must be 1 or more", "fix the config or the flag"
+                f"{name}: {each} cannot be {value!r}",
+                "it must be 1 or more",
+                "fix the config or the flag",
             )
         return value
     if default is None:
@@ -241,13 +275,16 @@ class Weights:
 def count_weights(shape: Shape, *, threshold: int = 0, lora_r: int = 0) -> Weights:
     """The weights. `threshold`: tensors with fewer elements count as small; `lora_r`: LoRA on all linear layers."""
     layer, outside = list(layer_tensors(shape)), outer_tensors(shape)
-    small_in_layer, small_outside = (sum(each for each in part if each < threshold) for part in (layer, outside))
+    small_in_layer, small_outside = (
+        sum(each for each in part if each < threshold) for part in (layer, outside)
+    )
     return Weights(
         layer=sum(layer),
         embedding=shape.vocabulary * shape.hidden,
         small=shape.layers * small_in_layer + small_outside,
         total=shape.layers * sum(layer) + sum(outside),
-        lora=shape.layers * sum(lora_r * (rows + columns) for rows, columns, _ in linear_layers(shape)),
+        lora=shape.layers
+        * sum(lora_r * (rows + columns) for rows, columns, _ in linear_layers(shape)),
     )
 
 

@@ -33,10 +33,20 @@ from runner.site_files import site_documents, user_folder
 
 VERBS = ("build", "diff", "env", "import", "launch", "memory", "open", "prefetch", "rerun", "shell")
 """the verbs that read files of the project"""
-_NAMED = ("job", "env", "script", "where", "environment", "environments", "lock")  # arguments that may name a file
+_NAMED = (
+    "job",
+    "env",
+    "script",
+    "where",
+    "environment",
+    "environments",
+    "lock",
+)  # arguments that may name a file
 _CHUNK_BYTES = 32 << 20
 """what travels at once; after a lost connection, the same command continues behind the last chunk"""
-_RACY_NS = 2 * 10**9  # a file that changed this recently may change again without another time stamp
+_RACY_NS = (
+    2 * 10**9
+)  # a file that changed this recently may change again without another time stamp
 
 Manifest = dict[str, str]
 """name -> size, times of modification and change in ns, inode, type and checksum, as words"""
@@ -73,14 +83,22 @@ def named_files(args: argparse.Namespace, project: Project) -> dict[str, Path]:
     return found
 
 
-def pack(main: Path | None, named: Mapping[str, Path], site: str, environ: Mapping[str, str]) -> Parcel:
+def pack(
+    main: Path | None, named: Mapping[str, Path], site: str, environ: Mapping[str, str]
+) -> Parcel:
     """What to send: `main`, the folder with the code, and the files that words of the command line name."""
-    key = hashlib.sha256(os.fsencode(str(main or sorted(map(str, named.values()))))).hexdigest()[:16]
+    key = hashlib.sha256(os.fsencode(str(main or sorted(map(str, named.values()))))).hexdigest()[
+        :16
+    ]
     parcel = Parcel(key, {}, {}, [])
     if main is not None:
         taken = snapshot.plan(main)
-        parcel.sources.update((f"{main}/{name}"[1:], f"{main}/{name}") for name in taken.sources[0].files)
-        parcel.sources.update((f"{main}/{name}"[1:], data) for name, data in _record(main, taken).items())
+        parcel.sources.update(
+            (f"{main}/{name}"[1:], f"{main}/{name}") for name in taken.sources[0].files
+        )
+        parcel.sources.update(
+            (f"{main}/{name}"[1:], data) for name, data in _record(main, taken).items()
+        )
     for word, path in named.items():
         inside = main is not None and path.is_relative_to(main)
         name = str(path)[1:] if inside else f".outside/{key}{path}"
@@ -89,15 +107,24 @@ def pack(main: Path | None, named: Mapping[str, Path], site: str, environ: Mappi
             parcel.words[word] = name
     with suppress(RunnerError):  # a site that only HOST knows
         own = [document.path for document in (site_documents(site, environ) if site else ())]
-        parcel.sites.extend(f".outside/{key}{path}" for path in own if path.parent == user_folder(environ))
+        parcel.sites.extend(
+            f".outside/{key}{path}" for path in own if path.parent == user_folder(environ)
+        )
         parcel.sources.update((name, name.removeprefix(f".outside/{key}")) for name in parcel.sites)
     return parcel
 
 
 def _record(main: Path, taken: Snapshot) -> dict[str, bytes]:
     """The files of the record `runs/sent.py`. Raises RunnerError if git's diff contains a secret."""
-    state = {**(asdict(taken.git) if taken.git else {}), "left_out": taken.left_out, "notes": taken.notes}
-    found = {sent.FILES: os.fsencode("\0".join(taken.sources[0].files)), sent.STATE: json.dumps(state).encode()}
+    state = {
+        **(asdict(taken.git) if taken.git else {}),
+        "left_out": taken.left_out,
+        "notes": taken.notes,
+    }
+    found = {
+        sent.FILES: os.fsencode("\0".join(taken.sources[0].files)),
+        sent.STATE: json.dumps(state).encode(),
+    }
     if (main / ".git").exists():
         found[".git/runner"] = b""  # marks the top of the project, and is not a repository
     if taken.git and taken.git.modified:
@@ -108,7 +135,9 @@ def _record(main: Path, taken: Snapshot) -> dict[str, bytes]:
     return found
 
 
-def send(connection: Connection, parcel: Parcel, environ: Mapping[str, str], report: Report) -> None:
+def send(
+    connection: Connection, parcel: Parcel, environ: Mapping[str, str], report: Report
+) -> None:
     """Bring the copy on HOST up to date. Raises RunnerError if a file contains a known secret."""
     cache = folders.cache_folder(environ) / "on" / f"{parcel.key}-{connection.host.name}"
     token, *unchanged = connection.ask("state.sh", key=parcel.key).split("\0")
@@ -131,7 +160,9 @@ def send(connection: Connection, parcel: Parcel, environ: Mapping[str, str], rep
         if path.stem != token:
             folders.discard(path)
     if count:
-        report.say(f"sent {count:,} files to {connection.host.name}: {size / 1e6:,.1f} MB, compressed")
+        report.say(
+            f"sent {count:,} files to {connection.host.name}: {size / 1e6:,.1f} MB, compressed"
+        )
 
 
 def _content(source: str | bytes) -> tuple[str, bytes]:
@@ -159,7 +190,10 @@ def _manifest(sources: Mapping[str, str | bytes], before: Manifest) -> Manifest:
                 stamp = f"{status.st_size} 0 0 0"
         kind, data = _content(source)
         if any(value in data for value in known):
-            secrets.refuse(data, f"the copy on the other machine ({source if isinstance(source, str) else name})")
+            secrets.refuse(
+                data,
+                f"the copy on the other machine ({source if isinstance(source, str) else name})",
+            )
         found[name] = f"{stamp} {kind} {hashlib.sha256(data).hexdigest()}"
     return found
 
@@ -167,7 +201,9 @@ def _manifest(sources: Mapping[str, str | bytes], before: Manifest) -> Manifest:
 def _steps(there: Manifest, wanted: Manifest) -> Iterator[tuple[list[str], Manifest]]:
     """(names to send, the state after that). Each step but the last has the size of a chunk."""
     differing = [name for name, line in wanted.items() if there.get(name) != line]
-    differing = [name for name in differing if name not in there or _sum(there[name]) != _sum(wanted[name])]
+    differing = [
+        name for name in differing if name not in there or _sum(there[name]) != _sum(wanted[name])
+    ]
     state, put, size = {name: there[name] for name in there if name in wanted}, [], 0
     for name in differing:
         put.append(name)
@@ -179,7 +215,9 @@ def _steps(there: Manifest, wanted: Manifest) -> Iterator[tuple[list[str], Manif
     yield put, wanted
 
 
-def _send(connection: Connection, parcel: Parcel, lists: Lists, tokens: tuple[str, str], report: Report) -> int:
+def _send(
+    connection: Connection, parcel: Parcel, lists: Lists, tokens: tuple[str, str], report: Report
+) -> int:
     """Send one step, and return the number of bytes."""
     import tarfile  # slow, and most verbs send nothing
 
@@ -195,17 +233,29 @@ def _send(connection: Connection, parcel: Parcel, lists: Lists, tokens: tuple[st
         path = folder / "files.tar.gz"
         with tarfile.open(path, "w:gz", compresslevel=1, format=tarfile.GNU_FORMAT) as archive:
             for name, each in zip(("files", "put", "gone"), lists, strict=True):
-                add(f".state/{parcel.key}/{name}", b"".join(os.fsencode(one) + b"\0" for one in each))
+                add(
+                    f".state/{parcel.key}/{name}",
+                    b"".join(os.fsencode(one) + b"\0" for one in each),
+                )
             for name in lists[1]:
                 kind, data = _content(parcel.sources[name])
                 if f"{kind} {hashlib.sha256(data).hexdigest()}" != _sum(lists[0][name]):
-                    raise RunnerError(f"/{name} changed while runner sent it", "its checksum differs", "try again")
+                    raise RunnerError(
+                        f"/{name} changed while runner sent it", "its checksum differs", "try again"
+                    )
                 add(name, data, kind)
         data = path.read_bytes()
-        values = {"key": parcel.key, "sum": hashlib.sha256(data).hexdigest(), "old": tokens[0], "new": tokens[1]}
+        values = {
+            "key": parcel.key,
+            "sum": hashlib.sha256(data).hexdigest(),
+            "old": tokens[0],
+            "new": tokens[1],
+        }
         moved = connection.ask("receive.sh", parcel.sites, stdin=path, **values)
     for name in filter(None, moved.split("\0")):
-        report.warn(f"/{name} was changed on {connection.host.name}: that version is now {name}.orig there")
+        report.warn(
+            f"/{name} was changed on {connection.host.name}: that version is now {name}.orig there"
+        )
     return len(data)
 
 
@@ -214,7 +264,9 @@ def quoted(words: Sequence[str], new: Mapping[str, str]) -> str:
     at = words.index("--") if "--" in words else len(words)
 
     def one(word: str) -> str:
-        flag, equals, value = word.partition("=") if word.startswith("--") and "=" in word else ("", "", word)
+        flag, equals, value = (
+            word.partition("=") if word.startswith("--") and "=" in word else ("", "", word)
+        )
         path = f'"$c"/{shlex.quote(new[value])}' if value in new else shlex.quote(value)
         return shlex.quote(flag + equals) + path if equals else path
 

@@ -30,7 +30,9 @@ def host_names(environ: Mapping[str, str]) -> list[str]:
 def find_host(name: str, environ: Mapping[str, str]) -> Host:
     """The host with this name. Raises RunnerError for a word that ssh would take for an option, or a wrong file."""
     if not re.fullmatch(r"[\w.@:%\[\]][\w.@:%\[\]-]*", name):
-        raise RunnerError(f"{name!r} is not a host", "it must be a single word", "runner --on HOST …", exit_code=2)
+        raise RunnerError(
+            f"{name!r} is not a host", "it must be a single word", "runner --on HOST …", exit_code=2
+        )
     path = user_folder(environ).parent / "hosts" / f"{name}.toml"
     if not environ or not path.is_file():
         return Host(name, name)

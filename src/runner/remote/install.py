@@ -18,7 +18,11 @@ from runner.machine.report import Report
 from runner.project import shipped_folder
 from runner.remote.ssh import Connection
 
-_OLD = ("manylinux2014", "manylinux2010", "manylinux1")  # the names of manylinux_2_17, _2_12 and _2_5 before PEP 600
+_OLD = (
+    "manylinux2014",
+    "manylinux2010",
+    "manylinux1",
+)  # the names of manylinux_2_17, _2_12 and _2_5 before PEP 600
 
 
 def install(connection: Connection, report: Report) -> None:
@@ -31,8 +35,12 @@ def install(connection: Connection, report: Report) -> None:
         raise RunnerError(f"{name} has no suitable Python", why, fix)
     with folders.temporary("runner-install-") as folder:
         report.say(f"downloading wheels for Python {tag}, {machine}, glibc {glibc}")
-        _download(folder, tag, [f"manylinux_2_{n}_{machine}" for n in range(int(glibc.split(".")[1]), 4, -1)]
-                                + [f"{old}_{machine}" for old in _OLD])  # fmt: skip
+        _download(
+            folder,
+            tag,
+            [f"manylinux_2_{n}_{machine}" for n in range(int(glibc.split(".")[1]), 4, -1)]
+            + [f"{old}_{machine}" for old in _OLD],
+        )
         archive = folder / "runner.zip"
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
             for wheel in sorted(folder.glob("*.whl")):
@@ -43,26 +51,63 @@ def install(connection: Connection, report: Report) -> None:
                 packed.writestr(zipfile.ZipInfo(inside), path.read_bytes(), zipfile.ZIP_DEFLATED)
         data = archive.read_bytes()
         report.say(f"sending runner {__version__} to {name}, {len(data) / 1e6:.1f} MB")
-        values = {"version": __version__, "python": python, "tag": tag, "sum": hashlib.sha256(data).hexdigest()}
+        values = {
+            "version": __version__,
+            "python": python,
+            "tag": tag,
+            "sum": hashlib.sha256(data).hexdigest(),
+        }
         connection.ask("install.sh", stdin=archive, **values)
     report.say(f"runner {__version__} is installed on {name}, in {connection.host.folder}/versions")
 
 
 def _download(folder: Path, tag: str, platforms: list[str]) -> None:
-    required = [each for each in importlib.metadata.requires("runner-hpc") or () if "extra ==" not in each]
-    of_host = ("--implementation", "cp", "--python-version", tag, *(f"--platform={each}" for each in platforms))
-    argv = (sys.executable, "-m", "pip", "download", "-q", "--only-binary=:all:", "-d", str(folder), *of_host)
+    required = [
+        each for each in importlib.metadata.requires("runner-hpc") or () if "extra ==" not in each
+    ]
+    of_host = (
+        "--implementation",
+        "cp",
+        "--python-version",
+        tag,
+        *(f"--platform={each}" for each in platforms),
+    )
+    argv = (
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "-q",
+        "--only-binary=:all:",
+        "-d",
+        str(folder),
+        *of_host,
+    )
     done = process.run((*argv, *required), check=False)
     if done.exit_code:
-        raise process.failed(done, f"correct this, or install runner {__version__} on the other machine yourself")
+        raise process.failed(
+            done, f"correct this, or install runner {__version__} on the other machine yourself"
+        )
 
 
 def _own_files() -> Iterator[tuple[Path, str]]:
     """(file, name in the archive) of this installation, with the shipped files where a wheel has them."""
     package, shipped = Path(__file__).resolve().parents[1], shipped_folder()
-    found = [(path, f"runner/{path.relative_to(package).as_posix()}") for path in package.rglob("*")]
+    found = [
+        (path, f"runner/{path.relative_to(package).as_posix()}") for path in package.rglob("*")
+    ]
     if not shipped.is_relative_to(package):
-        parts = [*shipped.glob("Containerfile.*"), *(path for kind in ("clusters", "containers", "edf", "jobs")
-                 for path in (shipped / kind).rglob("*"))]  # fmt: skip
-        found += [(path, f"runner/shipped/{path.relative_to(shipped).as_posix()}") for path in parts]
-    return ((path, name) for path, name in sorted(found) if path.is_file() and "__pycache__" not in name)
+        parts = [
+            *shipped.glob("Containerfile.*"),
+            *(
+                path
+                for kind in ("clusters", "containers", "edf", "jobs")
+                for path in (shipped / kind).rglob("*")
+            ),
+        ]
+        found += [
+            (path, f"runner/shipped/{path.relative_to(shipped).as_posix()}") for path in parts
+        ]
+    return (
+        (path, name) for path, name in sorted(found) if path.is_file() and "__pycache__" not in name
+    )

@@ -22,7 +22,10 @@ from runner.remote.host import Host
 
 _LONGEST = 90_000
 """bytes of the words: with the script and as base64, they are a single argument, which Linux limits to 128 KiB"""
-_IDLE = {True: "12h", False: "10m"}  # how long an unused connection is kept: opened by `connect`, or by a verb
+_IDLE = {
+    True: "12h",
+    False: "10m",
+}  # how long an unused connection is kept: opened by `connect`, or by a verb
 
 
 class Connection:
@@ -30,11 +33,21 @@ class Connection:
 
     def __init__(self, host: Host, environ: Mapping[str, str]) -> None:
         self.host = host
-        folder = environ.get("XDG_RUNTIME_DIR") or str(Path(environ.get("HOME", "~")).expanduser() / ".ssh")
+        folder = environ.get("XDG_RUNTIME_DIR") or str(
+            Path(environ.get("HOME", "~")).expanduser() / ".ssh"
+        )
         self._resolved = process.run(("ssh", "-G", host.target)).stdout
         own = re.search("^controlpath (?!none)", self._resolved, re.M)
         path = () if own else ("-o", f"ControlPath={folder}/runner-%C")
-        self.options = (*path, "-o", "ControlMaster=auto", "-o", "ServerAliveInterval=15", "-o", "ConnectTimeout=20")
+        self.options = (
+            *path,
+            "-o",
+            "ControlMaster=auto",
+            "-o",
+            "ServerAliveInterval=15",
+            "-o",
+            "ConnectTimeout=20",
+        )
 
     def argv(self, *words: str) -> tuple[str, ...]:
         """An ssh command over the open connection."""
@@ -56,7 +69,11 @@ class Connection:
         server.close()
         forward = f"127.0.0.1:{near}:127.0.0.1:{port}"
         if (done := self._master("forward", "-L", forward)).exit_code:
-            raise RunnerError(f"cannot forward port {port} of {self.host.name}", done.stderr, "see AllowTcpForwarding")
+            raise RunnerError(
+                f"cannot forward port {port} of {self.host.name}",
+                done.stderr,
+                "see AllowTcpForwarding",
+            )
         return forward
 
     def cancel(self, forward: str) -> None:
@@ -70,18 +87,31 @@ class Connection:
         log = files.write_new("runner-ssh-", ".log", "")
         # a log, because old versions of ssh keep a pipe open for as long as the connection lasts
         quiet = () if terminal else ("-o", "BatchMode=yes", "-o", "LogLevel=ERROR", "-E", str(log))
-        argv = ("ssh", *self.options, "-o", f"ControlPersist={_IDLE[kept]}", *quiet, "-fN", "--", self.host.target)
+        argv = (
+            "ssh",
+            *self.options,
+            "-o",
+            f"ControlPersist={_IDLE[kept]}",
+            *quiet,
+            "-fN",
+            "--",
+            self.host.target,
+        )
         code, said = process.attached(argv), files.text_of(log)
         folders.discard(Path(log))
         if code == 0:
             return
         if expired := self._expired():
             fix = self.host.renew or f"get a new certificate, then: runner connect {self.host.name}"
-            raise RunnerError(f"cannot connect to {self.host.name}: {expired}", said or "see above", fix)
+            raise RunnerError(
+                f"cannot connect to {self.host.name}: {expired}", said or "see above", fix
+            )
         if re.search("Permission denied|verification failed|Too many authentication", said):
             what = f"{self.host.name} asks for a password, a code or a confirmation"
             raise RunnerError(what, said, f"in a terminal: runner connect {self.host.name}")
-        raise RunnerError(f"cannot connect to {self.host.name}", said or "see above", f"ssh {self.host.target}")
+        raise RunnerError(
+            f"cannot connect to {self.host.name}", said or "see above", f"ssh {self.host.target}"
+        )
 
     def _expired(self) -> str:
         """`the certificate FILE has expired 3 h ago`, of the newest certificate that ssh would use; empty if none has.
@@ -89,11 +119,17 @@ class Connection:
         ssh itself says only that permission is denied. Source of the format: ssh-keygen -L of OpenSSH 9.2.
         """
         paths = re.findall("^certificatefile (.+)$", self._resolved, re.M)
-        paths += [f"{path}-cert.pub" for path in re.findall("^identityfile (.+)$", self._resolved, re.M)]
+        paths += [
+            f"{path}-cert.pub" for path in re.findall("^identityfile (.+)$", self._resolved, re.M)
+        ]
         ends = dict[str, datetime]()
         for path in (self.host.certificate,) if self.host.certificate else paths:
             file = Path(path).expanduser()
-            shown = process.run(("ssh-keygen", "-L", "-f", str(file)), check=False).stdout if file.is_file() else ""
+            shown = (
+                process.run(("ssh-keygen", "-L", "-f", str(file)), check=False).stdout
+                if file.is_file()
+                else ""
+            )
             if found := re.search(r"Valid: from \S+ to (\S+)", shown):
                 ends[path] = datetime.fromisoformat(found[1])
         newest = max(ends, key=ends.__getitem__, default="")
@@ -110,11 +146,15 @@ class Connection:
         """
         if len(os.fsencode(words)) > _LONGEST:
             why = f"with --on, all arguments together may have {_LONGEST} bytes"
-            raise RunnerError("the command line is too long", why, "write the text to a file, and pass its name")
+            raise RunnerError(
+                "the command line is too long", why, "write the text to a file, and pass its name"
+            )
         values = {"mark": mark, "version": __version__, "site": self.host.site, **values}
         return self.argv("-t" if terminal else "-T", self._command("verb.sh", words, values))
 
-    def ask(self, script: str, words: Sequence[str] = (), *, stdin: Path | None = None, **values: str) -> str:
+    def ask(
+        self, script: str, words: Sequence[str] = (), *, stdin: Path | None = None, **values: str
+    ) -> str:
         """Run a script of this folder on the host, and return its output. Raises RunnerError if it fails."""
         mark = f"runner-{secrets.token_hex(8)}"
         argv = self.argv("-T", self._command(script, shlex.join(words), {**values, "mark": mark}))
@@ -128,9 +168,8 @@ class Connection:
     def _command(self, script: str, words: str, values: Mapping[str, str]) -> str:
         text = (Path(__file__).parent / script).read_text(encoding="utf-8")
         set_values = " ".join(f"{name}={shlex.quote(value)}" for name, value in values.items())
-        first = (
-            f"d={live(self.host.folder)} {set_values}\nc=$d/code/{shlex.quote(os.uname().nodename)}\nset -- {words}\n"
-        )
+        code = f"$d/code/{shlex.quote(os.uname().nodename)}"
+        first = f"d={live(self.host.folder)} {set_values}\nc={code}\nset -- {words}\n"
         return remote_command(first + text)
 
 

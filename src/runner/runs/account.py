@@ -16,7 +16,17 @@ from typing import NamedTuple
 from runner.runs.phases import Phases, read_phases
 from runner.runs.run import Run
 
-_OF_RESTART = ("queue", "import", "preflight", "start", "imports", "loading", "warm_up", "repeated", "restart_gap")
+_OF_RESTART = (
+    "queue",
+    "import",
+    "preflight",
+    "start",
+    "imports",
+    "loading",
+    "warm_up",
+    "repeated",
+    "restart_gap",
+)
 
 
 @cache
@@ -40,7 +50,11 @@ class Classes(dict[str, float]):
     @property
     def losses(self) -> list[tuple[str, float]]:
         """(class, seconds), the largest first."""
-        lost = [(name, seconds) for name, seconds in self.items() if name not in ("useful", "queue") and seconds > 0]
+        lost = [
+            (name, seconds)
+            for name, seconds in self.items()
+            if name not in ("useful", "queue") and seconds > 0
+        ]
         return sorted(lost, key=lambda loss: -loss[1])
 
     def record(self) -> dict[str, float]:
@@ -91,8 +105,14 @@ class Account:
         """What --json prints."""
         attempts = [each._asdict() | {"classes": each.classes.record()} for each in self.attempts]
         nodes = {name: classes.record() for name, classes in self.nodes.items()}
-        return {"run": self.run.name, "unit": self.unit, **self.classes.summary(), "attempts": attempts, "nodes": nodes,
-                "notes": list(self.notes)}  # fmt: skip
+        return {
+            "run": self.run.name,
+            "unit": self.unit,
+            **self.classes.summary(),
+            "attempts": attempts,
+            "nodes": nodes,
+            "notes": list(self.notes),
+        }
 
     def by_cause(self) -> Iterator[tuple[str, Mapping[str, float]]]:
         """(cause, {class: seconds}). A fault also costs the restart and the repeated steps of the next attempt."""
@@ -119,21 +139,32 @@ def account(run: Run, now: float) -> Account:
         of_attempts[group[0].attempt.number].add({"queue": waited}, sum(weights.values()))
         free = end
         for name, weight in weights.items():
-            for each, spent in _of_node(name, group, begin, min(max(_left(name, group), begin), end)):
+            for each, spent in _of_node(
+                name, group, begin, min(max(_left(name, group), begin), end)
+            ):
                 of_attempts[each.attempt.number].add(spent, weight)
                 of_nodes.setdefault(name, Classes()).add(spent, weight)
     rungs = [rung.name if (rung := each.attempt.rung) else "" for each in attempts]
-    done = map(AttemptAccount, of_attempts, (each.cause for each in attempts), rungs, of_attempts.values())
-    return Account(run, "gpu" if gpus else "cpu", tuple(done), of_nodes, tuple(dict.fromkeys(notes)))
+    done = map(
+        AttemptAccount, of_attempts, (each.cause for each in attempts), rungs, of_attempts.values()
+    )
+    return Account(
+        run, "gpu" if gpus else "cpu", tuple(done), of_nodes, tuple(dict.fromkeys(notes))
+    )
 
 
-def _of_node(name: str, group: Sequence[Phases], begin: float, end: float) -> Iterator[tuple[Phases, Classes]]:
+def _of_node(
+    name: str, group: Sequence[Phases], begin: float, end: float
+) -> Iterator[tuple[Phases, Classes]]:
     """The time of one node in each attempt. A clock that goes back adds nothing."""
     at = begin
     for phases, after in zip(group, [*group[1:], None], strict=True):
         until = min(max(after.begin, at), end) if after else end
         spent = Classes()
-        for kind, moment in [*phases.stretches(name, until, in_place=phases is not group[0]), ("unknown", until)]:
+        for kind, moment in [
+            *phases.stretches(name, until, in_place=phases is not group[0]),
+            ("unknown", until),
+        ]:
             if (moment := min(moment, until)) > at:
                 spent.add({kind: moment - at})
                 at = moment
@@ -164,7 +195,9 @@ def _allocations(attempts: Sequence[Phases]) -> list[list[Phases]]:
     return groups
 
 
-def _holding(group: Sequence[Phases], attempts: Sequence[Phases], now: float) -> tuple[float, float]:
+def _holding(
+    group: Sequence[Phases], attempts: Sequence[Phases], now: float
+) -> tuple[float, float]:
     """When the allocation began and ended."""
     first, last = group[0], group[-1]
     begin = min(first.event("held") or first.begin, first.begin)
@@ -179,6 +212,10 @@ def _weights(first: Phases, *, gpus: bool, notes: list[str]) -> dict[str, float]
     """Node -> its number of GPUs or CPUs."""
     cpus = first.start.get("cpus", "")
     if not gpus and not cpus.isdecimal():
-        notes.append(f"attempts/{first.attempt.number}/started has no number of CPUs: each node counts as one")
+        notes.append(
+            f"attempts/{first.attempt.number}/started has no number of CPUs: each node counts as one"
+        )
         cpus = "1"
-    return dict.fromkeys(first.held, first.attempt.gpus / len(first.held) if gpus else float(cpus[:6]))
+    return dict.fromkeys(
+        first.held, first.attempt.gpus / len(first.held) if gpus else float(cpus[:6])
+    )

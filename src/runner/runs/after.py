@@ -58,7 +58,11 @@ class Dependencies(NamedTuple):
 
 
 def find(
-    succeeded: Sequence[str], ended: Sequence[str], site: Site, environ: Mapping[str, str], project: Project
+    succeeded: Sequence[str],
+    ended: Sequence[str],
+    site: Site,
+    environ: Mapping[str, str],
+    project: Project,
 ) -> Dependencies:
     """Find the runs that the user named. Raises RunnerError for a run of another cluster."""
     if not succeeded and not ended:
@@ -67,7 +71,10 @@ def find(
 
     runs = site.runs(environ, project)
     waits = Dependencies(
-        *(tuple(run for word in words for run in find_runs(word, runs)) for words in (succeeded, ended))
+        *(
+            tuple(run for word in words for run in find_runs(word, runs))
+            for words in (succeeded, ended)
+        )
     )
     for run in waits.runs:
         if run.scheduler != site.scheduler:
@@ -96,4 +103,6 @@ def still_pending(waits: Dependencies) -> Dependencies:
                 f"runner why {run.name}; to start in any case: --after-any {run.name}",
             )
     kinds = ([found[run.name] for run in runs] for runs in (waits.succeeded, waits.ended))
-    return Dependencies(*(tuple(status.run for status in some if status.may_be_active) for some in kinds))
+    return Dependencies(
+        *(tuple(status.run for status in some if status.may_be_active) for some in kinds)
+    )

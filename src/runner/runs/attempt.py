@@ -12,7 +12,12 @@ from typing import NamedTuple
 
 from runner.machine import files
 
-_SIGNS_OF_LIFE = ("ended", "cause", "alive", "first_failure")  # payload/restart.sh uses the same files
+_SIGNS_OF_LIFE = (
+    "ended",
+    "cause",
+    "alive",
+    "first_failure",
+)  # payload/restart.sh uses the same files
 _MARK = b"job.sbatch: attempt "
 _BEGIN = re.compile(rb"job\.sbatch: attempt (\d{1,6}) on ")
 _PIECE_BYTES = 1 << 20
@@ -45,7 +50,13 @@ class Log:
     @property
     def label(self) -> str:
         """The prefix of each line; empty for job.log."""
-        return f"{self.rank}| " if self.rank is not None else f"n{self.node}| " if self.node is not None else ""
+        return (
+            f"{self.rank}| "
+            if self.rank is not None
+            else f"n{self.node}| "
+            if self.node is not None
+            else ""
+        )
 
     @property
     def order(self) -> tuple[int, int, str]:
@@ -95,7 +106,9 @@ class NodeUsage(NamedTuple):
 def _node_usage(path: str, number: str) -> NodeUsage:
     """The content of a file usage/K; only the number of the node if the file is damaged. Raises OSError."""
     age = max(0, round(time.time() - (files.modified(path) or 0)))
-    return _parsed_usage(files.content(path).decode(errors="replace"), age) or NodeUsage(f"node {number}", age)
+    return _parsed_usage(files.content(path).decode(errors="replace"), age) or NodeUsage(
+        f"node {number}", age
+    )
 
 
 def _parsed_usage(line: str, age: int) -> NodeUsage | None:
@@ -106,8 +119,12 @@ def _parsed_usage(line: str, age: int) -> NodeUsage | None:
         return None
     numbers = [int(word) if word.isdigit() else None for word in words]
     error = f"nvidia-smi {words[6]}" if words[6:] in (["hangs"], ["fails"]) else ""
-    powers = [int(word) if word.isdigit() else None for word in watts.split()] or [None] * len(words)
-    gpus = () if error else tuple(map(GpuUsage, numbers[6::3], numbers[7::3], numbers[8::3], powers))
+    powers = [int(word) if word.isdigit() else None for word in watts.split()] or [None] * len(
+        words
+    )
+    gpus = (
+        () if error else tuple(map(GpuUsage, numbers[6::3], numbers[7::3], numbers[8::3], powers))
+    )
     cpu, used, total = numbers[2:5]
     return NodeUsage(words[1], age, cpu, used, total, words[5].strip("-"), gpus, error)
 
@@ -146,7 +163,9 @@ class Attempt:
         seconds = int((self.ended or time.time()) - self.started)
         days, rest = divmod(max(seconds, 0), 86400)
         hours, minutes = rest // 3600, rest // 60 % 60
-        shown = f"{hours}:{minutes:02}:{rest % 60:02}" if hours or days else f"{minutes}:{rest % 60:02}"
+        shown = (
+            f"{hours}:{minutes:02}:{rest % 60:02}" if hours or days else f"{minutes}:{rest % 60:02}"
+        )
         return f"{days}-{shown}" if days else shown
 
     @property
@@ -206,7 +225,11 @@ class Attempt:
     def usage(self) -> tuple[NodeUsage, ...]:
         """The newest sample of each node; empty before the program starts. Raises OSError."""
         folder = self.folder / "usage"
-        names = [path.name for path in folder.iterdir() if path.name.isdigit()] if folder.is_dir() else []
+        names = (
+            [path.name for path in folder.iterdir() if path.name.isdigit()]
+            if folder.is_dir()
+            else []
+        )
         return tuple(_node_usage(f"{folder}/{name}", name) for name in sorted(names, key=int))
 
     @property
@@ -236,8 +259,16 @@ class Attempt:
         The last one is the log of payload/batch.sh. Empty for other runs, which write to job.log.
         """
         sizes = self.text("log_bytes").split()
-        found = [*zip(("job.log", "job.err"), sizes, strict=False), ("runner.log", "0")] if sizes else []
-        return tuple((self.folder / name, int(size)) for name, size in found if (self.folder / name).is_file())
+        found = (
+            [*zip(("job.log", "job.err"), sizes, strict=False), ("runner.log", "0")]
+            if sizes
+            else []
+        )
+        return tuple(
+            (self.folder / name, int(size))
+            for name, size in found
+            if (self.folder / name).is_file()
+        )
 
     def logs(self, processes_per_node: int) -> Iterator[Log]:
         """The log files of individual nodes and ranks.

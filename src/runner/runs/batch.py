@@ -85,7 +85,10 @@ class Batch:
     @property
     def exports_all(self) -> bool:
         """Whether the job gets all variables, and not only those that --export names."""
-        return not self.option("export") or re.match(r"ALL(,|$)", self.option("export"), re.IGNORECASE) is not None
+        return (
+            not self.option("export")
+            or re.match(r"ALL(,|$)", self.option("export"), re.IGNORECASE) is not None
+        )
 
     @property
     def array_tasks(self) -> tuple[int, ...]:
@@ -115,8 +118,16 @@ def _read(word: str, path: Path) -> str:
             "it contains NUL bytes, so it is not a script",
             f"if it is a program: runner launch -- {program}",
         ),
-        (data[:3] == BOM_UTF8, "it begins with a byte order mark (BOM)", f"sed -i '1s/^\\xef\\xbb\\xbf//' {name}"),
-        (data[:2] != b"#!", "its first line is not `#!` with an interpreter", "add the line: #!/bin/bash"),
+        (
+            data[:3] == BOM_UTF8,
+            "it begins with a byte order mark (BOM)",
+            f"sed -i '1s/^\\xef\\xbb\\xbf//' {name}",
+        ),
+        (
+            data[:2] != b"#!",
+            "its first line is not `#!` with an interpreter",
+            "add the line: #!/bin/bash",
+        ),
         (b"\r\n" in data, rf"line {line} ends in \r\n, as on Windows", f"sed -i 's/\\r$//' {name}"),
     )
     for is_so, why, fix in refusals:
@@ -125,7 +136,9 @@ def _read(word: str, path: Path) -> str:
     text = data.decode(errors="surrogateescape")
     if path.suffix == ".py" and not re.search("^#SBATCH", text, re.MULTILINE):
         fix = f"add `#SBATCH` lines; or, to run it in an environment: runner launch --script {word}"
-        raise RunnerError(f"{word} is not a batch script", "it is a Python script without #SBATCH lines", fix)
+        raise RunnerError(
+            f"{word} is not a batch script", "it is a Python script without #SBATCH lines", fix
+        )
     return text
 
 
@@ -157,23 +170,38 @@ def _of_script(text: str, name: str) -> list[dict[str, Setting]]:
     return found
 
 
-_OF_VARIABLE = {"ARRAY_INX": "array", "TIMELIMIT": "time", "MEM_PER_NODE": "mem", "REQ_SWITCH": "switches",
-                "SEGMENT_SIZE": "segment"}  # fmt: skip
+_OF_VARIABLE = {
+    "ARRAY_INX": "array",
+    "TIMELIMIT": "time",
+    "MEM_PER_NODE": "mem",
+    "REQ_SWITCH": "switches",
+    "SEGMENT_SIZE": "segment",
+}
 
 
 def _of_environ(environ: Mapping[str, str]) -> dict[str, Setting]:
     """The options in the SBATCH_* variables."""
     names = {name: name.removeprefix("SBATCH_") for name in environ if name.startswith("SBATCH_")}
     return {
-        _OF_VARIABLE.get(known, known.lower().replace("_", "-")): Setting(environ[name], Origin(name))
+        _OF_VARIABLE.get(known, known.lower().replace("_", "-")): Setting(
+            environ[name], Origin(name)
+        )
         for name, known in names.items()
     }
 
 
 # settings of runner -> the option of sbatch
-_FLAGS = {"nodes": "nodes", "tasks_per_node": "ntasks-per-node", "cpus_per_task": "cpus-per-task", "memory": "mem",
-          "partition": "partition", "account": "account", "mail_user": "mail-user", "switches": "switches",
-          "segment": "segment"}  # fmt: skip
+_FLAGS = {
+    "nodes": "nodes",
+    "tasks_per_node": "ntasks-per-node",
+    "cpus_per_task": "cpus-per-task",
+    "memory": "mem",
+    "partition": "partition",
+    "account": "account",
+    "mail_user": "mail-user",
+    "switches": "switches",
+    "segment": "segment",
+}
 
 
 def _flags(layer: Layer, site: Site) -> tuple[str, ...]:
@@ -189,20 +217,39 @@ def _flags(layer: Layer, site: Site) -> tuple[str, ...]:
 
 
 # options of sbatch and settings of runner that cannot apply: why, and what to use instead
-_REFUSED_OPTIONS = {name: REFUSED["sbatch"][name] for name in ("wrap", "wait", "test-only", "clusters")}
+_REFUSED_OPTIONS = {
+    name: REFUSED["sbatch"][name] for name in ("wrap", "wait", "test-only", "clusters")
+}
 _REFUSED_SETTINGS = {
-    **dict.fromkeys(("environment", "engine"), ("the script itself chooses its containers", "leave it out")),
-    **dict.fromkeys(("launcher", "srun"), ("the script itself starts its programs", "leave it out")),
     **dict.fromkeys(
-        ("spare_nodes", "min_nodes"), ("the script itself chooses the nodes of its programs", "leave it out")
+        ("environment", "engine"), ("the script itself chooses its containers", "leave it out")
     ),
-    "save_every": ("the script itself starts the training", "set how often to save in the arguments of the training"),
+    **dict.fromkeys(
+        ("launcher", "srun"), ("the script itself starts its programs", "leave it out")
+    ),
+    **dict.fromkeys(
+        ("spare_nodes", "min_nodes"),
+        ("the script itself chooses the nodes of its programs", "leave it out"),
+    ),
+    "save_every": (
+        "the script itself starts the training",
+        "set how often to save in the arguments of the training",
+    ),
 }
 _SHORT_NAMES = {"environment": "env", "spare_nodes": "spare"}
-_UNUSED_SETTINGS = ("setup", "task_prolog", "task_epilog", "preflight", "save_seconds", "save_signal")
+_UNUSED_SETTINGS = (
+    "setup",
+    "task_prolog",
+    "task_epilog",
+    "preflight",
+    "save_seconds",
+    "save_signal",
+)
 
 
-def load(word: str, layers: Sequence[Layer], project: Project, environ: Mapping[str, str], site: Site) -> Batch:
+def load(
+    word: str, layers: Sequence[Layer], project: Project, environ: Mapping[str, str], site: Site
+) -> Batch:
     """The script with its options. Raises RunnerError for an option or a setting that a run cannot have."""
     text = _read(word, project.start / Path(word).expanduser())
     given, job_file = layers
@@ -237,14 +284,22 @@ def load(word: str, layers: Sequence[Layer], project: Project, environ: Mapping[
 def in_snapshot(batch: Batch, main: Path | None, files: Collection[str]) -> tuple[Batch, str]:
     """(the script, submitted from the same folder of the snapshot of `main`; its name in the snapshot)."""
     path, root = batch.path.resolve(), (main or Path()).resolve()
-    why = "" if main and path.is_relative_to(root) else f"it is not in {main or 'a project or a git repository'}"
+    why = (
+        ""
+        if main and path.is_relative_to(root)
+        else f"it is not in {main or 'a project or a git repository'}"
+    )
     if not why and path.relative_to(root).as_posix() not in files:
         why = "the snapshot does not contain the script: git ignores it, or it is not in a folder for code"
     if why:
-        raise RunnerError(f"cannot run {batch.word} from a snapshot", why, "leave out --from-snapshot")
+        raise RunnerError(
+            f"cannot run {batch.word} from a snapshot", why, "leave out --from-snapshot"
+        )
     folder = batch.folder.resolve() if batch.folder.resolve().is_relative_to(root) else root
     word = os.path.relpath(path, folder)
-    inside = replace(batch, word=word if "/" in word else f"./{word}", in_snapshot=str(folder.relative_to(root)))
+    inside = replace(
+        batch, word=word if "/" in word else f"./{word}", in_snapshot=str(folder.relative_to(root))
+    )
     return inside, path.relative_to(root).as_posix()
 
 
@@ -259,7 +314,9 @@ def job_of(batch: Batch, layers: Sequence[Layer], environment: Environment) -> J
     layer = {**layers[1], **layers[0]}
     name = value(layer, "name") or batch.option("job-name") or Path(batch.word).stem
     found = {key: setting_of(key, layers) for key in KEYS}
-    used: dict[str, Any] = {key: found[key].value for key in ("arguments", "env", "notify", "chain", "trainer")}
+    used: dict[str, Any] = {
+        key: found[key].value for key in ("arguments", "env", "notify", "chain", "trainer")
+    }
     return Job(
         name=re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:60] or "job",
         environment=environment,
@@ -297,7 +354,9 @@ def _requested(options: Layer) -> Resources:
     gres = _gpus_of_gres(text("gres"))
     tasks = number("ntasks-per-node") or -(-number("ntasks") // nodes) or 1
     gpus = number("gpus-per-node") or gres or -(-number("gpus") // nodes)
-    found = Resources(nodes, gpus or number("gpus-per-task") * tasks, account=text("account") or None)
+    found = Resources(
+        nodes, gpus or number("gpus-per-task") * tasks, account=text("account") or None
+    )
     with suppress(RunnerError):
         return replace(found, time_minutes=time_limit_minutes(text("time"), "time"))
     return found
@@ -305,7 +364,10 @@ def _requested(options: Layer) -> Resources:
 
 def _gpus_of_gres(gres: str) -> int:
     """The GPUs in `--gres`: `gpu` and `gpu:a100` are one, `gpu:4` and `gpu:a100:4` four. Source: sbatch(1) 25.11."""
-    found = (re.fullmatch(r"(?:gres[:/])?gpu(?::[^:\d][^:]*)?(?::(\d+))?", part.strip()) for part in gres.split(","))
+    found = (
+        re.fullmatch(r"(?:gres[:/])?gpu(?::[^:\d][^:]*)?(?::(\d+))?", part.strip())
+        for part in gres.split(",")
+    )
     return sum(int(each[1] or 1) for each in found if each)
 
 
@@ -329,7 +391,11 @@ def files(batch: Batch, job: Job, environ: Mapping[str, str], site: Site) -> dic
         first, *head = _head(batch.text)
         found[f"wrapper/{batch.name}"] = "\n".join(("#!/bin/bash", *head, ""))
         interpreter, _, option = first.removeprefix("#!").strip().partition(" ")
-        values |= {"interpreter": interpreter, "interpreter_option": option.strip(), "kept": batch.kept}
+        values |= {
+            "interpreter": interpreter,
+            "interpreter_option": option.strip(),
+            "kept": batch.kept,
+        }
     lines = [f"{name}={quoted(text)}\n" for name, text in values.items() if text]
     lines += [f"withheld=({' '.join(map(quoted, withheld))})\n"] if withheld else []
     return {**found, "settings.sh": "".join(lines)}
@@ -360,9 +426,15 @@ def submission(batch: Batch, job: Job) -> str:
         if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
             why = "the script gets the value in a variable, and this is not a valid name for a variable"
             raise RunnerError(
-                f"cannot set the variable {name!r}", why, f"rename the variable, or use {{{name}}} in the arguments"
+                f"cannot set the variable {name!r}",
+                why,
+                f"rename the variable, or use {{{name}}} in the arguments",
             )
-    kept, folder, script = f'"$run"/{quoted(batch.kept)}', quoted(str(batch.folder)), quoted(batch.word)
+    kept, folder, script = (
+        f'"$run"/{quoted(batch.kept)}',
+        quoted(str(batch.folder)),
+        quoted(batch.word),
+    )
     place = [
         f"[ . -ef {folder} ] || builtin cd {folder} || exit",
         f"script={script}",
@@ -372,8 +444,12 @@ def submission(batch: Batch, job: Job) -> str:
         inside = f'"$run"/code/{quoted(batch.in_snapshot)}'  # the snapshot has no empty folders
         place = [f"command mkdir -p {inside} && builtin cd {inside} || exit", f"script={script}"]
     if not batch.reads_bash_env:
-        place.append(f'script="$run"/wrapper/{quoted(batch.name)} # the interpreter does not read BASH_ENV')
-    flags, words = (" ".join(map(quoted, some)) for some in (("--parsable", *_words(batch, job)), job.arguments))
+        place.append(
+            f'script="$run"/wrapper/{quoted(batch.name)} # the interpreter does not read BASH_ENV'
+        )
+    flags, words = (
+        " ".join(map(quoted, some)) for some in (("--parsable", *_words(batch, job)), job.arguments)
+    )
     lines = (
         "#!/bin/bash",
         "# Submits the script as an attempt of this run: bash RUN/submit.sh [FLAGS of sbatch]",
@@ -389,16 +465,24 @@ def submission(batch: Batch, job: Job) -> str:
 def notes(batch: Batch, layers: Sequence[Layer]) -> tuple[str, ...]:
     """What the user should know about this script."""
     found = [
-        f"{name} does not apply to a batch script" for name in _UNUSED_SETTINGS if any(name in each for each in layers)
+        f"{name} does not apply to a batch script"
+        for name in _UNUSED_SETTINGS
+        if any(name in each for each in layers)
     ]
     head = len(list(_head(batch.text)))
     inside = here_document_lines(batch.text)  # the directives of other scripts
     lines = enumerate(batch.text.split("\n"), 1)
     late = [n for n, line in lines if n > head and n not in inside and line.startswith("#SBATCH")]
     if late:
-        found.append(f"{batch.word}:{late[0]}: sbatch ignores #SBATCH lines after the first command (line {head + 1})")
+        found.append(
+            f"{batch.word}:{late[0]}: sbatch ignores #SBATCH lines after the first command (line {head + 1})"
+        )
     if batch.in_container:
-        found.append("the script itself runs in a container, which needs bash and the run folder to record attempts")
+        found.append(
+            "the script itself runs in a container, which needs bash and the run folder to record attempts"
+        )
     if not batch.reads_bash_env:
-        found.append("the interpreter is not bash, so sbatch gets a wrapper: Command= and $0 differ from plain sbatch")
+        found.append(
+            "the interpreter is not bash, so sbatch gets a wrapper: Command= and $0 differ from plain sbatch"
+        )
     return tuple(found)

@@ -34,7 +34,9 @@ class Estimate(NamedTuple):
 
     def text(self, runs: int) -> str:
         """One line for the user about a launch of this many runs."""
-        more = f" per attempt, {self.most:,.1f} with all restarts" if self.most > self.attempt else ""
+        more = (
+            f" per attempt, {self.most:,.1f} with all restarts" if self.most > self.attempt else ""
+        )
         each = f"{self.attempt:,.1f} GPU hours{more}"
         return (
             f"at most {self.most * runs:,.1f} GPU hours: {each}, for each of {runs} runs"
@@ -85,7 +87,9 @@ def budget_of(project: Project, site: Site) -> Budget:
             own = typed(document, ("budget", key), int)
             if own is not None and own < 0:
                 raise RunnerError(
-                    f"{settings}: {key} is {own}", "a budget is a number from 0", f"{key} = 0 allows none"
+                    f"{settings}: {key} is {own}",
+                    "a budget is a number from 0",
+                    f"{key} = 0 allows none",
                 )
             found[key] += [] if own is None else [own]
     return Budget(*(min(found[key], default=None) for key in KEYS))
@@ -102,8 +106,12 @@ class Use(NamedTuple):
     def text(self, budget: Budget) -> str:
         """One line for the user."""
         hours, jobs = budget.gpu_hours_per_day, budget.jobs_at_once
-        parts = [] if hours is None else [f"{self.gpu_hours:,.1f} of {hours:,} GPU hours in 24 hours"]
-        return "budget: " + ", ".join([*parts, *([] if jobs is None else [f"{self.jobs} of {jobs} jobs at once"])])
+        parts = (
+            [] if hours is None else [f"{self.gpu_hours:,.1f} of {hours:,} GPU hours in 24 hours"]
+        )
+        return "budget: " + ", ".join(
+            [*parts, *([] if jobs is None else [f"{self.jobs} of {jobs} jobs at once"])]
+        )
 
 
 def use_of(runs_folder: Path) -> Use:
@@ -111,7 +119,11 @@ def use_of(runs_folder: Path) -> Use:
     from runner.runs.status import ask  # slow, and most projects have no budget
 
     now = time.time()
-    counted = [run for run in list_runs(runs_folder) if _is_recent(run, now) or not (is_over(run) or is_cancelled(run))]
+    counted = [
+        run
+        for run in list_runs(runs_folder)
+        if _is_recent(run, now) or not (is_over(run) or is_cancelled(run))
+    ]
     found = ask(counted)
     return Use(sum(map(_gpu_hours, found)), sum(each.may_be_active for each in found))
 
@@ -155,7 +167,9 @@ def _refuse_hours(budget: Budget, use: Use, most: float) -> None:
 
 
 def _beyond(what: str, used: str, fix: str) -> RunnerError:
-    return RunnerError(what, f"{used}; --yes does not change a budget", f"{fix}; who set [budget] may raise it")
+    return RunnerError(
+        what, f"{used}; --yes does not change a budget", f"{fix}; who set [budget] may raise it"
+    )
 
 
 def lines(project: Project, site: Site, runs_folder: Path) -> Sequence[str]:

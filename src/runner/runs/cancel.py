@@ -37,7 +37,9 @@ def cancel(runs: Sequence[Run], report: Report) -> tuple[tuple[Run, bool], ...]:
             )
     for run in active:
         save(replace(run, state=CANCELLED))
-        files.write(run.folder / STOP, "runner cancel\n")  # prevents further attempts, whatever [restart] allows
+        files.write(
+            run.folder / STOP, "runner cancel\n"
+        )  # prevents further attempts, whatever [restart] allows
     live = {status.run.folder: status.live or (status.run.job_id,) for status in found}
     for scheduler, some in by_scheduler(active):
         scheduler.cancel([(run, live[run.folder]) for run in some], report)

@@ -21,15 +21,59 @@ _MEMORY = re.compile(r"\d+[KMGT]?")
 
 # the launcher or the batch script sets these for every task: other values would break the world size, or use another
 # job's port
-_LAUNCHERS_OWN = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+_LAUNCHERS_OWN = {
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+}
 # variables that a shell sets, protects or needs: bash as sh, dash and busybox each reject or change some of them
-_SHELLS_OWN = {"_", "IFS", "PWD", "OLDPWD", "OPTIND", "OPTARG", "OPTERR", "PPID", "UID", "EUID", "GROUPS", "LINENO",
-               "RANDOM", "SRANDOM", "SECONDS", "EPOCHSECONDS", "EPOCHREALTIME", "SHLVL", "FUNCNAME", "DIRSTACK",
-               "PIPESTATUS", "SHELLOPTS", "HISTCMD", "COMP_WORDBREAKS", "POSIXLY_CORRECT"}  # fmt: skip
+_SHELLS_OWN = {
+    "_",
+    "IFS",
+    "PWD",
+    "OLDPWD",
+    "OPTIND",
+    "OPTARG",
+    "OPTERR",
+    "PPID",
+    "UID",
+    "EUID",
+    "GROUPS",
+    "LINENO",
+    "RANDOM",
+    "SRANDOM",
+    "SECONDS",
+    "EPOCHSECONDS",
+    "EPOCHREALTIME",
+    "SHLVL",
+    "FUNCNAME",
+    "DIRSTACK",
+    "PIPESTATUS",
+    "SHELLOPTS",
+    "HISTCMD",
+    "COMP_WORDBREAKS",
+    "POSIXLY_CORRECT",
+}
 
 NOTIFY_EVENTS = ("start", "first_step", "requeue", "failure", "end")
-MAIL_EVENTS = ("NONE", "BEGIN", "END", "FAIL", "REQUEUE", "ALL", "INVALID_DEPEND", "STAGE_OUT", "TIME_LIMIT",
-               "TIME_LIMIT_90", "TIME_LIMIT_80", "TIME_LIMIT_50", "ARRAY_TASKS")  # fmt: skip
+MAIL_EVENTS = (
+    "NONE",
+    "BEGIN",
+    "END",
+    "FAIL",
+    "REQUEUE",
+    "ALL",
+    "INVALID_DEPEND",
+    "STAGE_OUT",
+    "TIME_LIMIT",
+    "TIME_LIMIT_90",
+    "TIME_LIMIT_80",
+    "TIME_LIMIT_50",
+    "ARRAY_TASKS",
+)
 
 
 SAVE_SIGNALS = ("TERM", "USR1", "none")
@@ -67,7 +111,9 @@ def check(job: Job, site: Site) -> None:
             raise unknown("save_signal", name, SAVE_SIGNALS, place=job.origins["save_signal"].place)
     if job.mail_events and not job.mail_user:
         raise RunnerError(
-            "cannot send mail without an address", "[mail] has events, but no user", 'user = "you@example.org"'
+            "cannot send mail without an address",
+            "[mail] has events, but no user",
+            'user = "you@example.org"',
         )
     if job.script is not None and not job.script.endswith((".py", ".sh")):
         raise RunnerError(
@@ -83,8 +129,15 @@ def _where(origin: Origin | None) -> str:
 
 def _check_numbers(job: Job) -> None:
     resources = job.resources
-    least = {"nodes": 1, "gpus_per_node": 0, "tasks_per_node": 1, "cpus_per_task": 1, "spare_nodes": 0, "min_nodes": 1,
-             "segment": 1}  # fmt: skip
+    least = {
+        "nodes": 1,
+        "gpus_per_node": 0,
+        "tasks_per_node": 1,
+        "cpus_per_task": 1,
+        "spare_nodes": 0,
+        "min_nodes": 1,
+        "segment": 1,
+    }
     for key, minimum in least.items():
         value = getattr(resources, key)
         if value is not None and value < minimum:
@@ -95,17 +148,27 @@ def _check_numbers(job: Job) -> None:
             )
     every = job.save_every
     refused = {
-        "save_seconds": (not 0 <= job.save_seconds <= 65535,
-                         "it must be 0 to 65535 seconds, Slurm's range for --signal",
-                         "use 120 for a signal two minutes before the time limit, or 0 for no signal"),
-        "hang_seconds": (job.hang_seconds < 0, "it must be a number of seconds, 0 or more",
-                         "use 0 to turn off hang detection, or 3600 to end a job after an hour without progress"),
-        "save_every": (every != "auto" and (type(every) is not int or every < 0),
-                       'it must be "auto" or a number of seconds', 'use "auto", or 600 to save every ten minutes'),
-    }  # fmt: skip
+        "save_seconds": (
+            not 0 <= job.save_seconds <= 65535,
+            "it must be 0 to 65535 seconds, Slurm's range for --signal",
+            "use 120 for a signal two minutes before the time limit, or 0 for no signal",
+        ),
+        "hang_seconds": (
+            job.hang_seconds < 0,
+            "it must be a number of seconds, 0 or more",
+            "use 0 to turn off hang detection, or 3600 to end a job after an hour without progress",
+        ),
+        "save_every": (
+            every != "auto" and (type(every) is not int or every < 0),
+            'it must be "auto" or a number of seconds',
+            'use "auto", or 600 to save every ten minutes',
+        ),
+    }
     for key, (is_refused, why, fix) in refused.items():
         if is_refused:
-            raise RunnerError(f"{key} cannot be {getattr(job, key)!r}{_where(job.origins.get(key))}", why, fix)
+            raise RunnerError(
+                f"{key} cannot be {getattr(job, key)!r}{_where(job.origins.get(key))}", why, fix
+            )
     if resources.memory is not None and not _MEMORY.fullmatch(resources.memory):
         raise RunnerError(
             f"cannot read the memory {resources.memory!r}{_where(job.origins.get('memory'))}",
@@ -114,7 +177,9 @@ def _check_numbers(job: Job) -> None:
         )
     for key in ("partition", "account"):
         if getattr(resources, key) == "":
-            raise RunnerError(f"the {key} is empty", "it must be a name", f"give a name, or leave out {key}")
+            raise RunnerError(
+                f"the {key} is empty", "it must be a name", f"give a name, or leave out {key}"
+            )
 
 
 def _check_spares(job: Job) -> None:
@@ -130,7 +195,9 @@ def _check_spares(job: Job) -> None:
             f"use 1 to {resources.nodes}, or leave out min_nodes",
         )
     if job.nodes_held == 1:
-        raise RunnerError(what, "a job on one node has no other node to continue on", f"leave out {key}")
+        raise RunnerError(
+            what, "a job on one node has no other node to continue on", f"leave out {key}"
+        )
     if restart is None or not restart.node_failure:
         raise RunnerError(
             what,
@@ -148,7 +215,9 @@ def _check_spares(job: Job) -> None:
 def _check_site(job: Job, site: Site) -> None:
     if site.is_local:
         if job.nodes_held > 1:
-            key, fix = ("nodes", "--nodes 1") if job.resources.nodes > 1 else ("spare_nodes", "--spare 0")
+            key, fix = (
+                ("nodes", "--nodes 1") if job.resources.nodes > 1 else ("spare_nodes", "--spare 0")
+            )
             raise RunnerError(
                 f"the job requests {job.nodes_held} nodes, but the site {site.name!r} has only one"
                 + _where(job.origins.get(key)),
@@ -181,14 +250,18 @@ def _check_site(job: Job, site: Site) -> None:
 
 def lacks_account(job: Job, site: Site) -> bool:
     """Whether the site requires an account, and neither the job nor the site sets one."""
-    given = job.resources.account is not None or any(word.startswith(("--account=", "-A")) for word in job.sbatch)
+    given = job.resources.account is not None or any(
+        word.startswith(("--account=", "-A")) for word in job.sbatch
+    )
     return site.account_required and not given
 
 
 def _check_chain(links: int, site: Site) -> None:
     if links < 2:
         raise RunnerError(
-            f"--chain {links} is too small", "a chain needs at least 2 jobs", "--chain 5, or leave out --chain"
+            f"--chain {links} is too small",
+            "a chain needs at least 2 jobs",
+            "--chain 5, or leave out --chain",
         )
     if site.is_local:
         raise RunnerError(
@@ -213,7 +286,9 @@ def check_variable(name: str, value: str) -> None:
             "leave out the variable; nodes, tasks_per_node and launcher determine the ranks",
         )
     if name in _SHELLS_OWN or name.startswith("BASH"):
-        raise RunnerError(f"cannot set the variable {name}", "shells reserve that name", "use another name")
+        raise RunnerError(
+            f"cannot set the variable {name}", "shells reserve that name", "use another name"
+        )
     _check_shell_text(value, f"the variable {name}")
     if len(f"{name}={value}".encode()) > WORD_BYTES:
         raise RunnerError(
@@ -240,7 +315,9 @@ def _check_shell_text(text: str, what: str) -> None:
         ) from error
 
 
-def check_mounts(environment: Environment, environ: Mapping[str, str], *, here: bool = False) -> tuple[str, ...]:
+def check_mounts(
+    environment: Environment, environ: Mapping[str, str], *, here: bool = False
+) -> tuple[str, ...]:
     """Warnings about mounts that cannot be checked on this machine. Raises RunnerError for a missing source.
 
     `here`: the job runs on this machine, so every mount can be checked.
@@ -252,13 +329,17 @@ def check_mounts(environment: Environment, environ: Mapping[str, str], *, here: 
         try:
             source = Path(expand(mount.source, environ, "a mount"))
         except RunnerError:
-            notes.append(f"the mount {mount.text()} is not checked: its variables are set only in the job")
+            notes.append(
+                f"the mount {mount.text()} is not checked: its variables are set only in the job"
+            )
             continue
         if source.exists():
             continue
         ancestor = next(parent for parent in source.parents if parent.exists())
         if ancestor == Path("/") and not here:
-            notes.append(f"the mount source {source} is not on this machine: it must exist on the nodes")
+            notes.append(
+                f"the mount source {source} is not on this machine: it must exist on the nodes"
+            )
             continue
         missing = source.relative_to(ancestor).parts[0]
         origin = environment.origins.get("mounts." + str(environment.mounts.index(mount)))
@@ -270,19 +351,29 @@ def check_mounts(environment: Environment, environ: Mapping[str, str], *, here: 
     return tuple(notes)
 
 
-def path_on_host(path: str, environment: Environment, environ: Mapping[str, str], code: Path | None) -> Path | None:
+def path_on_host(
+    path: str, environment: Environment, environ: Mapping[str, str], code: Path | None
+) -> Path | None:
     """The file on this machine for a path in the container; None if this machine cannot see it.
 
     Relative paths are those of the code snapshot, which is made from the folder `code`.
     """
     if not path.startswith("/"):
         return None if code is None or "{" in path else code / path
-    mounts = [mount for mount in environment.mounts if f"{path}/".startswith(f"{mount.target.rstrip('/')}/")]
+    mounts = [
+        mount
+        for mount in environment.mounts
+        if f"{path}/".startswith(f"{mount.target.rstrip('/')}/")
+    ]
     if not mounts and environment.image:
         return None  # a file of the image
     try:
         mount = max(mounts, key=lambda each: len(each.target), default=None)
-        here = Path(expand(mount.source, environ, "a mount") + path[len(mount.target) :]) if mount else Path(path)
+        here = (
+            Path(expand(mount.source, environ, "a mount") + path[len(mount.target) :])
+            if mount
+            else Path(path)
+        )
     except RunnerError:
         return None  # a variable that is defined only in the job
     known = next(parent for parent in here.parents if parent.exists())
@@ -296,10 +387,15 @@ def check_run_folder(folder: Path, site: Site, engine: str) -> None:
     """
     reasons: dict[str, str] = {}
     if not site.is_local:
-        reasons |= {"%": "Slurm replaces `%j` and other patterns", "\\": "Slurm reads it as an escape"}
+        reasons |= {
+            "%": "Slurm replaces `%j` and other patterns",
+            "\\": "Slurm reads it as an escape",
+        }
     if engine != "host":
         reasons |= {":": "a mount is SOURCE:TARGET", ",": "a comma separates mounts"}
-    found = [f"{character!r}: {why}" for character, why in reasons.items() if character in str(folder)]
+    found = [
+        f"{character!r}: {why}" for character, why in reasons.items() if character in str(folder)
+    ]
     if not str(folder).isprintable():
         found.append("a line break or another character that cannot be printed")
     if found:

@@ -25,18 +25,32 @@ from runner.runs.secrets import HIDDEN
 Table = Mapping[str, Any]
 
 # table of the lock -> name to display; other tables are shown under their own name
-_KINDS = {"job": "arguments", "job.resources": "resources", "job.env": "variables", "environment.env": "variables",
-          "site.env": "variables", "site.values": "site", "image": "image", "recipe": "image"}  # fmt: skip
+_KINDS = {
+    "job": "arguments",
+    "job.resources": "resources",
+    "job.env": "variables",
+    "environment.env": "variables",
+    "site.env": "variables",
+    "site.values": "site",
+    "image": "image",
+    "recipe": "image",
+}
 # not compared: names, paths and times of a launch; origins of values; keys that describe the code, image and EDF, which
 # are compared directly
-_OWN = {"run": {"name", "created", "command_line", "project", "script_sha256", "again", "after"},
-        "environment": {"path", "edf_sha256"},
-        "image": {"link", "size_bytes"}, "job": {"name"}}  # fmt: skip
+_OWN = {
+    "run": {"name", "created", "command_line", "project", "script_sha256", "again", "after"},
+    "environment": {"path", "edf_sha256"},
+    "image": {"link", "size_bytes"},
+    "job": {"name"},
+}
 _SKIPPED = {"code", "job.sources", "site.sources", "files", "sweep"}
 # compared only if both sides have them: an image that does not exist here has no checksum, and a plan does not ask
 # Slurm
 _IF_KNOWN = {("image", "digest"), ("image", "sha256"), ("image", "content"), ("slurm", "version")}
-_NOTED = {"packages", "inside"}  # recorded by the job, so not known for a launch that has not started
+_NOTED = {
+    "packages",
+    "inside",
+}  # recorded by the job, so not known for a launch that has not started
 
 
 @dataclass(frozen=True)
@@ -101,7 +115,11 @@ def side_now(run: Run, requests: Requests, project: Project) -> Side:
     tables = lock.read(lock.lock_text(lock.tables(plan, run)))
     tables.pop("slurm", None)  # it belongs to the run
     # if two sources have the same file, the first one applies
-    code = {name: source.root / name for source in reversed(plan.snapshot.sources) for name in source.files}
+    code = {
+        name: source.root / name
+        for source in reversed(plan.snapshot.sources)
+        for name in source.files
+    }
     return Side(".", tables, plan.files[EDF], Tree(".", code))
 
 
@@ -113,11 +131,16 @@ def compare(left: Side, right: Side) -> Comparison:
         gone = left.name if left.code is None else right.name
         left_out.append(f"code: the snapshot of {gone} is gone; only the commits are compared")
         known = [side.tables.get("code", {}) for side in (left, right)]
-        found += _table("code", *({key: code[key] for key in ("commit", "modified") if key in code} for code in known))
+        found += _table(
+            "code",
+            *({key: code[key] for key in ("commit", "modified") if key in code} for code in known),
+        )
     else:
         changed, written = compare_trees(left.code, right.code)
         found += [Difference("code", *each) for each in changed]
-        left_out += [f"code: {count} files that {name} wrote into its snapshot" for name, count in written]
+        left_out += [
+            f"code: {count} files that {name} wrote into its snapshot" for name, count in written
+        ]
     names = dict.fromkeys((*left.tables, *right.tables))
     for name in names:
         lacking = [side.name for side in (left, right) if name not in side.tables]
@@ -130,12 +153,16 @@ def compare(left: Side, right: Side) -> Comparison:
         left_out.append("values that look like secrets, which a lock file never contains")
     order = ("code", "arguments", "resources", "image", "EDF", "variables", "site")
     rank = {kind: number for number, kind in enumerate(order)}
-    return Comparison(tuple(sorted(found, key=lambda each: rank.get(each.kind, len(rank)))), tuple(left_out))
+    return Comparison(
+        tuple(sorted(found, key=lambda each: rank.get(each.kind, len(rank)))), tuple(left_out)
+    )
 
 
 def _table(name: str, left: Table, right: Table) -> Iterator[Difference]:
     for key in dict.fromkeys((*left, *right)):
-        if key in _OWN.get(name, ()) or ((name, key) in _IF_KNOWN and not (left.get(key) and right.get(key))):
+        if key in _OWN.get(name, ()) or (
+            (name, key) in _IF_KNOWN and not (left.get(key) and right.get(key))
+        ):
             continue
         if left.get(key) != right.get(key):
             yield Difference(_KINDS.get(name, name), key, left.get(key), right.get(key))
@@ -154,8 +181,16 @@ def _edf(left: str, right: str) -> Iterator[Difference]:
             key = f"{name}.{each.name}".removesuffix(".")
             if isinstance(each.left or [], list) and isinstance(each.right or [], list):
                 left_items, right_items = each.left or [], each.right or []
-                missing = [Difference("EDF", key, item, None) for item in left_items if item not in right_items]
-                added = [Difference("EDF", key, None, item) for item in right_items if item not in left_items]
+                missing = [
+                    Difference("EDF", key, item, None)
+                    for item in left_items
+                    if item not in right_items
+                ]
+                added = [
+                    Difference("EDF", key, None, item)
+                    for item in right_items
+                    if item not in left_items
+                ]
                 # the same items in another order: if two mounts have the same target, the later one applies
                 moved = Difference("EDF", key, shown(left_items), shown(right_items))
                 yield from (missing + added) or [moved]
@@ -198,7 +233,9 @@ def tree_of_run(run: Run, count: int) -> Tree | None:
     return Tree(run.name, files, float("inf") if since is None else since)
 
 
-def compare_trees(left: Tree, right: Tree) -> tuple[list[tuple[str, str | None, str | None]], list[tuple[str, int]]]:
+def compare_trees(
+    left: Tree, right: Tree
+) -> tuple[list[tuple[str, str | None, str | None]], list[tuple[str, int]]]:
     """(file, left, right) for each file that differs, with None if a side lacks it; and (name, count) of files that a
     run wrote into its code folder, which are not compared.
     """
@@ -224,11 +261,16 @@ def _difference(left: Path, right: Path) -> tuple[str, str] | None:
     """How two files with the same name differ; None if they are equal."""
     one, two = left.lstat(), right.lstat()
     if stat.S_ISLNK(one.st_mode) or stat.S_ISLNK(two.st_mode):
-        targets = tuple(f"link to {path.readlink()}" if path.is_symlink() else "a file" for path in (left, right))
+        targets = tuple(
+            f"link to {path.readlink()}" if path.is_symlink() else "a file"
+            for path in (left, right)
+        )
         return None if targets[0] == targets[1] else (targets[0], targets[1])
     if one.st_size != two.st_size:
         return f"{one.st_size} bytes", f"{two.st_size} bytes"
     if not filecmp.cmp(left, right, shallow=False):
         return "other text", "other text"
-    modes = tuple("executable" if each.st_mode & stat.S_IXUSR else "not executable" for each in (one, two))
+    modes = tuple(
+        "executable" if each.st_mode & stat.S_IXUSR else "not executable" for each in (one, two)
+    )
     return None if modes[0] == modes[1] else (modes[0], modes[1])

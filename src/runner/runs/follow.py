@@ -29,7 +29,9 @@ class Tail:
         """What was appended since the last call (first: the whole file); empty if there is nothing new."""
         try:
             with self.path.open("rb") as file:
-                if file.seek(0, os.SEEK_END) < self.offset:  # Slurm empties the file when it requeues a job
+                if (
+                    file.seek(0, os.SEEK_END) < self.offset
+                ):  # Slurm empties the file when it requeues a job
                     self.offset = 0
                 file.seek(self.offset)
                 data = file.read(_CHUNK_BYTES)
@@ -74,7 +76,9 @@ class Watch:
         return ask([reloaded(self.run)])[0]
 
 
-def follow(run: Run, files: Tail | Following, write: Callable[[bytes], None], report: Report) -> RunStatus:
+def follow(
+    run: Run, files: Tail | Following, write: Callable[[bytes], None], report: Report
+) -> RunStatus:
     """Pass on what is appended to the files until the run has ended, and return its last status.
 
     Also reports changes of state while there is no output, such as waiting in the queue.
@@ -86,7 +90,9 @@ def follow(run: Run, files: Tail | Following, write: Callable[[bytes], None], re
         if status is not None:
             shown = f"{status.state} {status.reason}".strip()
             if shown != said and status.state == "PENDING":
-                report.say(f"{run.name}: waiting in the queue ({status.reason or 'no reason given yet'})")
+                report.say(
+                    f"{run.name}: waiting in the queue ({status.reason or 'no reason given yet'})"
+                )
             said = shown
         ended = status is not None and not status.active
         for data in files.last() if ended else files.new():
@@ -143,7 +149,9 @@ class Following:
         per_node = self.run.processes_per_node
         if not self.ranks:  # files of earlier attempts do not grow any more
             newest = attempts[-1:] if self.searched else attempts
-            found = tuple(each for attempt in newest for each in attempt.logs(per_node) if each.rank != 0)
+            found = tuple(
+                each for attempt in newest for each in attempt.logs(per_node) if each.rank != 0
+            )
             outputs = (path for attempt in newest for path, _ in attempt.outputs)
             found = (*found, *(Log(path, 1) for path in outputs if path.name != self.run.log.name))
         for each in found:

@@ -24,7 +24,9 @@ _LAUNCH_SECONDS = 3600
 """for this long, a launch that is not submitted yet counts as in progress"""
 
 
-def select(runs: Sequence[Run], before: datetime, *, tagged: bool) -> tuple[list[Run], list[tuple[Run, str]]]:
+def select(
+    runs: Sequence[Run], before: datetime, *, tagged: bool
+) -> tuple[list[Run], list[tuple[Run, str]]]:
     """(the runs to remove, the runs to keep with the reason) of the runs launched before a moment."""
     # a run whose record has no valid time is kept
     old = [run for run in runs if run.launched is not None and run.launched < before.timestamp()]
@@ -56,10 +58,14 @@ def _live(runs: Sequence[Run]) -> dict[str, str]:
             found[run.name] = trouble
         elif run.folder.resolve() in work:
             found[run.name] = "a queued or running job works in its folder"
-        elif run.state == PREPARING and time.time() - (run.launched or time.time()) < _LAUNCH_SECONDS:
+        elif (
+            run.state == PREPARING and time.time() - (run.launched or time.time()) < _LAUNCH_SECONDS
+        ):
             found[run.name] = "it is being launched"
         elif _goes_on(run):
-            found[run.name] = "its newest attempt has no exit code, and wrote to its folder within the last day"
+            found[run.name] = (
+                "its newest attempt has no exit code, and wrote to its folder within the last day"
+            )
     return found
 
 
@@ -91,8 +97,14 @@ def remove(path: Path) -> None:
 
 def empty_sweeps(runs_folder: Path) -> tuple[Path, ...]:
     """The folders of sweeps and arrays that have no runs left."""
-    found = {path.parent for name in ("array.sbatch", "submit.sh") for path in runs_folder.glob(f"*/{name}")}
-    return tuple(folder for folder in sorted(found) if not (folder / RECORD).exists() and not members(folder))
+    found = {
+        path.parent
+        for name in ("array.sbatch", "submit.sh")
+        for path in runs_folder.glob(f"*/{name}")
+    }
+    return tuple(
+        folder for folder in sorted(found) if not (folder / RECORD).exists() and not members(folder)
+    )
 
 
 _SHOWN = 3
@@ -122,7 +134,9 @@ class ImageUse:
         return ", ".join(names[:_SHOWN]) + more
 
 
-def uses_of(found: Sequence[tuple[Squashfs | Stored, tuple[str, ...]]], runs: Sequence[Run]) -> tuple[ImageUse, ...]:
+def uses_of(
+    found: Sequence[tuple[Squashfs | Stored, tuple[str, ...]]], runs: Sequence[Run]
+) -> tuple[ImageUse, ...]:
     """The runs that use each image. Asks the scheduler once, about the runs that use any of the images."""
     by_image: dict[str, list[Run]] = {_key(image): [] for image, _ in found}
     for run in runs:
@@ -134,7 +148,11 @@ def uses_of(found: Sequence[tuple[Squashfs | Stored, tuple[str, ...]]], runs: Se
     uses = []
     for image, links in found:
         mine = by_image[_key(image)]
-        uses.append(ImageUse(image, links, tuple(mine), tuple(run.name for run in mine if run.name in active)))
+        uses.append(
+            ImageUse(
+                image, links, tuple(mine), tuple(run.name for run in mine if run.name in active)
+            )
+        )
     return tuple(uses)
 
 
@@ -145,10 +163,14 @@ def _key(image: Squashfs | Stored) -> str:
 
 def unused_images(uses: Sequence[ImageUse], *, ended: bool) -> tuple[ImageUse, ...]:
     """The images without symlinks and runs; with `ended`, also those that are used only by runs that have ended."""
-    return tuple(use for use in uses if not use.links and not use.active and (ended or not use.runs))
+    return tuple(
+        use for use in uses if not use.links and not use.active and (ended or not use.runs)
+    )
 
 
-def chosen_images(words: Sequence[str], uses: Sequence[ImageUse], folder: Path) -> tuple[ImageUse, ...]:
+def chosen_images(
+    words: Sequence[str], uses: Sequence[ImageUse], folder: Path
+) -> tuple[ImageUse, ...]:
     """The images that the user named. Raises RunnerError for an unknown image, and for one that an active run uses."""
     found: list[ImageUse] = []
     for word in words:
@@ -157,7 +179,9 @@ def chosen_images(words: Sequence[str], uses: Sequence[ImageUse], folder: Path) 
         match = next((use for use in uses if _key(use.image) in (str(path.resolve()), word)), None)
         if match is None:
             names = [use.name for use in uses]
-            raise unknown("image", word, names, "`runner images` lists those that `runner import` made")
+            raise unknown(
+                "image", word, names, "`runner images` lists those that `runner import` made"
+            )
         if match.active:
             raise RunnerError(
                 f"{match.name} is in use",

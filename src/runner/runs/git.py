@@ -42,10 +42,23 @@ class Question:
 
     def __init__(self, folder: Path) -> None:
         top = work_tree(folder)
-        self._below = "" if top is None or top == folder else f"{folder.relative_to(top).as_posix()}/"
-        self._tracked = process.Started(command(folder, "ls-files", "-z", "--cached", "--recurse-submodules"))
+        self._below = (
+            "" if top is None or top == folder else f"{folder.relative_to(top).as_posix()}/"
+        )
+        self._tracked = process.Started(
+            command(folder, "ls-files", "-z", "--cached", "--recurse-submodules")
+        )
         self._status = process.Started(
-            command(folder, "status", "--porcelain=v2", "--branch", "-z", "--no-renames", "--untracked-files=all", ".")
+            command(
+                folder,
+                "status",
+                "--porcelain=v2",
+                "--branch",
+                "-z",
+                "--no-renames",
+                "--untracked-files=all",
+                ".",
+            )
         )
 
     def answer(self) -> tuple[tuple[str, ...], Git] | str:

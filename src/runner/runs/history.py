@@ -22,10 +22,25 @@ from runner.runs.schedulers.scheduler import ACTIVE
 if TYPE_CHECKING:
     from runner.runs.status import RunStatus
 
-STATES = ("PREPARING", "PENDING", "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL",
-          "OUT_OF_MEMORY", "LOST", "UNKNOWN", *sorted(ACTIVE - {"PENDING", "RUNNING"}))  # fmt: skip
+STATES = (
+    "PREPARING",
+    "PENDING",
+    "RUNNING",
+    "COMPLETED",
+    "FAILED",
+    "CANCELLED",
+    "TIMEOUT",
+    "PREEMPTED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "LOST",
+    "UNKNOWN",
+    *sorted(ACTIVE - {"PENDING", "RUNNING"}),
+)
 """the states of `runner status`"""
-_REMEMBERED_SECONDS = 900  # for this long after a job's end, Slurm may know more than the run folder (MinJobAge)
+_REMEMBERED_SECONDS = (
+    900  # for this long after a job's end, Slurm may know more than the run folder (MinJobAge)
+)
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
@@ -53,12 +68,27 @@ class Launch:
     def record(self) -> dict[str, object]:
         """What --json prints."""
         run = self.run
-        return {"run": run.name, "job": run.job, "environment": run.environment, "script": self.script,
-                "command": list(self.command), "site": run.site, "state": self.state, "exit_code": self.exit_code,
-                "created": run.created, "attempts": self.attempts, "job_ids": list(run.job_ids), "image": run.image,
-                "tags": list(run.tags), "sweep": run.sweep, "parameters": dict(run.parameters),
-                "after": list(run.after), "nodes": run.nodes, "rungs": list(run.rungs),
-                "folder": str(run.folder)}  # fmt: skip
+        return {
+            "run": run.name,
+            "job": run.job,
+            "environment": run.environment,
+            "script": self.script,
+            "command": list(self.command),
+            "site": run.site,
+            "state": self.state,
+            "exit_code": self.exit_code,
+            "created": run.created,
+            "attempts": self.attempts,
+            "job_ids": list(run.job_ids),
+            "image": run.image,
+            "tags": list(run.tags),
+            "sweep": run.sweep,
+            "parameters": dict(run.parameters),
+            "after": list(run.after),
+            "nodes": run.nodes,
+            "rungs": list(run.rungs),
+            "folder": str(run.folder),
+        }
 
 
 @dataclass(frozen=True)
@@ -88,7 +118,9 @@ class Filters:
 
     def passes(self, launch: Launch) -> bool:
         """Whether the state and the script match."""
-        return (not self.states or launch.state in self.states) and (not self.script or self._is_script(launch))
+        return (not self.states or launch.state in self.states) and (
+            not self.script or self._is_script(launch)
+        )
 
     def _is_script(self, launch: Launch) -> bool:
         path = PurePosixPath(launch.script or (launch.command[0] if launch.command else ""))
@@ -106,7 +138,9 @@ def find(runs: Sequence[Run], filters: Filters) -> Iterator[Launch]:
         now = {status.run.name: status for status in ask(unsettled)}
     for launch in found:
         status = now.get(launch.run.name)
-        launch = replace(launch, state=status.state, exit_code=status.exit_code) if status else launch
+        launch = (
+            replace(launch, state=status.state, exit_code=status.exit_code) if status else launch
+        )
         if filters.passes(launch):
             yield launch
 
@@ -118,22 +152,32 @@ def look(run: Run) -> Launch:
     code = newest.exit_code if newest else None
     script, command = _program(f"{run.folder}/lock.toml")
     state = _state(run, newest, code)
-    forgotten = newest and time.time() - (newest.time("exit_code") or 0.0) > _REMEMBERED_SECONDS  # by the scheduler
-    settled = state in ("PREPARING", "COMPLETED") or bool(forgotten and code is not None and is_over(run))
+    forgotten = (
+        newest and time.time() - (newest.time("exit_code") or 0.0) > _REMEMBERED_SECONDS
+    )  # by the scheduler
+    settled = state in ("PREPARING", "COMPLETED") or bool(
+        forgotten and code is not None and is_over(run)
+    )
     return Launch(run, state, code, len(attempts), script, command, settled)
 
 
 def _state(run: Run, newest: Attempt | None, code: int | None) -> str:
     if run.state == PREPARING or not run.job_ids:
         return "PREPARING"
-    if is_cancelled(run) if run.state == CANCELLED else newest is not None and newest.cause == "cancelled":
+    if (
+        is_cancelled(run)
+        if run.state == CANCELLED
+        else newest is not None and newest.cause == "cancelled"
+    ):
         return "CANCELLED"  # whatever its exit code: a program that saved on the signal ends with 0
     if code is not None:
         return "FAILED" if code else "COMPLETED"
     return "RUNNING" if newest else "PENDING"
 
 
-_PROGRAM = re.compile(r"^\[job\]\n(?:(?!\[).*\n)*?(script|batch|command) = (.*\n(?:    .*\n)*)", re.MULTILINE)
+_PROGRAM = re.compile(
+    r"^\[job\]\n(?:(?!\[).*\n)*?(script|batch|command) = (.*\n(?:    .*\n)*)", re.MULTILINE
+)
 
 
 def _program(lock: str) -> tuple[str, tuple[str, ...]]:

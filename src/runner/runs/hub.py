@@ -61,7 +61,12 @@ class Repository(NamedTuple):
         """The name of the file that records the prefetch. jobs/prefetch.py writes it."""
         if self.kind == "file":
             return f"files--{self.name[-64:]}.json"
-        words = (f"{self.kind}s", *self.name.split("/"), self.revision.replace("/", "-"), self.part.replace("/", "-"))
+        words = (
+            f"{self.kind}s",
+            *self.name.split("/"),
+            self.revision.replace("/", "-"),
+            self.part.replace("/", "-"),
+        )
         return "--".join(word for word in words if word) + ".json"
 
 
@@ -87,11 +92,25 @@ def repositories(arguments: Sequence[str], folders: Iterable[Path] = ()) -> tupl
         if any((root / name).exists() for root in roots):
             continue
         revision = next((values[key] for key in _REVISIONS[kind] if key in values), "main")
-        named = next((values[key] for key in _PARTS if key in values), "") if kind == "dataset" else part
+        named = (
+            next((values[key] for key in _PARTS if key in values), "")
+            if kind == "dataset"
+            else part
+        )
         found[Repository(kind, name, revision, named)] = None
-    found.update({Repository("file", url[0]): None for word in arguments if (url := re.search(_URL, word))})
-    whole = {(each.kind, each.name, each.revision) for each in found if each.kind == "model" and not each.part}
-    return tuple(each for each in found if not each.part or (each.kind, each.name, each.revision) not in whole)
+    found.update(
+        {Repository("file", url[0]): None for word in arguments if (url := re.search(_URL, word))}
+    )
+    whole = {
+        (each.kind, each.name, each.revision)
+        for each in found
+        if each.kind == "model" and not each.part
+    }
+    return tuple(
+        each
+        for each in found
+        if not each.part or (each.kind, each.name, each.revision) not in whole
+    )
 
 
 def pushes(arguments: Sequence[str], folders: Iterable[Path] = ()) -> bool:
@@ -136,7 +155,9 @@ def argument_values(arguments: Sequence[str]) -> dict[str, str]:
             continue
         name, equals, value = word[2:].partition("=")
         following = words[index + 1] if index + 1 < len(words) else "--"
-        found[name.replace("-", "_")] = value if equals else "" if following.startswith("--") else following
+        found[name.replace("-", "_")] = (
+            value if equals else "" if following.startswith("--") else following
+        )
     return found
 
 
@@ -148,7 +169,9 @@ def _config_values(arguments: Sequence[str], folders: Sequence[Path]) -> dict[st
             text = (folder / name).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             continue
-        return {key: first or second or third for key, first, second, third in re.findall(_LINE, text)}
+        return {
+            key: first or second or third for key, first, second, third in re.findall(_LINE, text)
+        }
     return {}
 
 
@@ -170,7 +193,11 @@ def revisions(words: Sequence[str], run_folder: Path, env: Mapping[str, str]) ->
     """`model NAME` or `dataset NAME` -> commit, for the hub repositories that a job's command names."""
     named = env.get("HF_HOME", "")
     home = Path(named) if named.startswith("/") else shared_cache(run_folder, os.environ) / HOME
-    return {f"{each.kind} {each.name}": _commit(home, each) for each in repositories(words) if each.kind != "file"}
+    return {
+        f"{each.kind} {each.name}": _commit(home, each)
+        for each in repositories(words)
+        if each.kind != "file"
+    }
 
 
 def _commit(home: Path, each: Repository) -> str:
@@ -199,11 +226,21 @@ def hub_home(given: Mapping[str, str], runs: Path, environ: Mapping[str, str]) -
     """HF_HOME of a job: from its variables, or else in the shared cache. Raises RunnerError if expanding it fails."""
     cache = shared_cache(runs / "run", environ)
     text = given.get("HF_HOME")
-    return Path(expand(text, {**environ, "RUNNER_CACHE": str(cache)}, "HF_HOME")) if text else cache / HOME
+    return (
+        Path(expand(text, {**environ, "RUNNER_CACHE": str(cache)}, "HF_HOME"))
+        if text
+        else cache / HOME
+    )
 
 
 def choose_offline(
-    job: Job, environment: Environment, project: Project, site: Site, environ: Mapping[str, str], *, strict: bool = True
+    job: Job,
+    environment: Environment,
+    project: Project,
+    site: Site,
+    environ: Mapping[str, str],
+    *,
+    strict: bool = True,
 ) -> tuple[Job, tuple[str, ...]]:
     """The job, set to offline mode if everything that it names is in the cache; and notes about what is not.
 
@@ -242,14 +279,18 @@ def _settled(
         return job, (what,)
     if not absent:
         return replace(job, env={**job.env, OFFLINE: "1"}), ()
-    lacking = [each for each in absent if each.kind == "file" or (offline and not in_hub_cache(home, each))]
+    lacking = [
+        each for each in absent if each.kind == "file" or (offline and not in_hub_cache(home, each))
+    ]
     if lacking:
         why = f"{f'{OFFLINE} is set, and ' if offline else ''}{home} does not contain it"
         raise _error(f"the job cannot find the {lacking[0]}", why)
     if offline:
         return job, ()
     listed = ", ".join(map(str, absent))
-    return job, (f"not prefetched: {listed}; the job will download it (to download it now: {_PREFETCH})",)
+    return job, (
+        f"not prefetched: {listed}; the job will download it (to download it now: {_PREFETCH})",
+    )
 
 
 def _error(what: str, why: str) -> RunnerError:

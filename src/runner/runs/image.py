@@ -47,7 +47,12 @@ class LaunchImage(NamedTuple):
 
 
 def find_image(
-    environment: Environment, site: Site, environ: Mapping[str, str], engine: str = "", *, strict: bool = True
+    environment: Environment,
+    site: Site,
+    environ: Mapping[str, str],
+    engine: str = "",
+    *,
+    strict: bool = True,
 ) -> LaunchImage:
     """The image of an environment. A squashfs path is resolved to the file that is named by its content; for the
     engine sarus, to the reference in its store.
@@ -92,7 +97,9 @@ def _file(environment: Environment, variables: Mapping[str, str]) -> LaunchImage
     return LaunchImage(str(path), None, stable)
 
 
-def _in_store(environment: Environment, site: Site, environ: Mapping[str, str], *, strict: bool) -> LaunchImage:
+def _in_store(
+    environment: Environment, site: Site, environ: Mapping[str, str], *, strict: bool
+) -> LaunchImage:
     """The image in Sarus Suite's store, as `sarusctl images` lists it. A wrong path is left to the engine's check."""
     from runner.images import sarus_store
     from runner.images.reference import parse_reference
@@ -111,7 +118,12 @@ def _in_store(environment: Environment, site: Site, environ: Mapping[str, str], 
     own = reference.startswith("localhost/runner/")
     brought_by: tuple[str, ...] = ("runner", "import", f"docker://{text}")
     if name or own:
-        brought_by = ("runner", "build", name or reference.split("/")[2].partition(":")[0], "--import")
+        brought_by = (
+            "runner",
+            "build",
+            name or reference.split("/")[2].partition(":")[0],
+            "--import",
+        )
     if "@" in reference:
         return image._replace(notes=(f"{reference} is not checked: sarusctl lists no digests",))
     try:
@@ -131,7 +143,9 @@ def _in_store(environment: Environment, site: Site, environ: Mapping[str, str], 
     return image
 
 
-def missing_image(image: LaunchImage, environment: Environment, environ: Mapping[str, str]) -> RunnerError:
+def missing_image(
+    image: LaunchImage, environment: Environment, environ: Mapping[str, str]
+) -> RunnerError:
     """The error for a missing image. It names the commands that build it, or a folder that contains it."""
     if image.brought_by:
         return RunnerError(
@@ -158,7 +172,9 @@ def _elsewhere(image: Path, environ: Mapping[str, str]) -> tuple[str, Path] | No
     for name in site_names(environ):
         try:
             text = own_image_folder(name, environ)
-            folder = Path(expand(text, environ, "an image folder")).absolute() if text else image.parent
+            folder = (
+                Path(expand(text, environ, "an image folder")).absolute() if text else image.parent
+            )
         except RunnerError:  # a variable that is not defined here
             continue
         if folder != image.parent and (folder / image.name).exists():
@@ -181,6 +197,12 @@ def check_architecture(image: LaunchImage, site: Site) -> None:
         )
 
 
-def run_environment(environment: Environment, image: LaunchImage, more: tuple[Mount, ...] = ()) -> Environment:
+def run_environment(
+    environment: Environment, image: LaunchImage, more: tuple[Mount, ...] = ()
+) -> Environment:
     """The environment for the job: the image by content; run folder and shared cache mounted at their own paths."""
-    return replace(environment, image=image.reference, mounts=(*environment.mounts, RUN_MOUNT, CACHE_MOUNT, *more))
+    return replace(
+        environment,
+        image=image.reference,
+        mounts=(*environment.mounts, RUN_MOUNT, CACHE_MOUNT, *more),
+    )

@@ -14,7 +14,14 @@ from typing import Any, NamedTuple
 
 from runner.environments.environment import Environment
 from runner.errors import RunnerError
-from runner.located_toml import Document, read_toml, refuse_unknown_keys, string_table, strings, typed
+from runner.located_toml import (
+    Document,
+    read_toml,
+    refuse_unknown_keys,
+    string_table,
+    strings,
+    typed,
+)
 from runner.site import Origin
 
 LAUNCHERS = {
@@ -47,7 +54,11 @@ class Restart:
     @property
     def words(self) -> Mapping[str, str]:
         """The values that are set, as the batch script reads them."""
-        return {name: str(value).lower() for name, value in asdict(self).items() if value or value is False}
+        return {
+            name: str(value).lower()
+            for name, value in asdict(self).items()
+            if value or value is False
+        }
 
 
 _COUNTS = tuple(each.name for each in fields(Restart) if each.name != "in_place")
@@ -154,7 +165,9 @@ class Job:
     @property
     def cpus_per_step_task(self) -> int:
         """The number of CPUs for each task that srun starts. A launcher's task gets those of all its processes."""
-        return self.resources.cpus_per_task * (self.resources.tasks_per_node if self.one_task_per_node else 1)
+        return self.resources.cpus_per_task * (
+            self.resources.tasks_per_node if self.one_task_per_node else 1
+        )
 
     @property
     def gpus(self) -> int:
@@ -179,7 +192,11 @@ class Job:
     def filled(self, place: str, text: str) -> Job:
         """The job with a placeholder in its command and its arguments replaced."""
         command = tuple(word.replace(place, text) for word in self.command)
-        return replace(self, command=command, arguments=tuple(word.replace(place, text) for word in self.arguments))
+        return replace(
+            self,
+            command=command,
+            arguments=tuple(word.replace(place, text) for word in self.arguments),
+        )
 
 
 class Key(NamedTuple):
@@ -320,7 +337,9 @@ def layer_of(document: Document) -> Layer:
     for name, key in keys.items():
         place = key.place(name)
         if document.get(*place) is not None:
-            found[name] = Setting(_read(document, place, key), Origin("job file", "", document.place(*place)))
+            found[name] = Setting(
+                _read(document, place, key), Origin("job file", "", document.place(*place))
+            )
     if len(both := [name for name in ("script", "command", "batch") if name in found]) > 1:
         raise RunnerError(
             f"{document.place(both[1])}: both {both[0]} and {both[1]} are given",
@@ -347,9 +366,17 @@ def _restart_of(words: Sequence[str]) -> Restart:
     causes = "|".join(_COUNTS)
     for word in words:
         if not re.fullmatch(rf"({causes})=\d{{1,9}}|in_place=(true|false)", word, re.ASCII):
-            what, why = f"cannot read --restart {word!r}", f"it must be CAUSE=N; CAUSE is {causes.replace('|', ', ')}"
-            raise RunnerError(what, why, "--restart time_limit=3 --restart node_failure=2", exit_code=2)
-    found: Any = {n: int(text) if n in _COUNTS else text == "true" for n, text in (word.split("=") for word in words)}
+            what, why = (
+                f"cannot read --restart {word!r}",
+                f"it must be CAUSE=N; CAUSE is {causes.replace('|', ', ')}",
+            )
+            raise RunnerError(
+                what, why, "--restart time_limit=3 --restart node_failure=2", exit_code=2
+            )
+    found: Any = {
+        n: int(text) if n in _COUNTS else text == "true"
+        for n, text in (word.split("=") for word in words)
+    }
     return Restart(**found)
 
 
@@ -357,7 +384,11 @@ def _restart(document: Document) -> Restart:
     """Read the table [restart]. Raises RunnerError for a negative number."""
     typed(document, ("restart",), dict)
     refuse_unknown_keys(document, ("restart",), (*_COUNTS, "in_place"), "job")
-    found = {name: count for name in _COUNTS if (count := typed(document, ("restart", name), int)) is not None}
+    found = {
+        name: count
+        for name in _COUNTS
+        if (count := typed(document, ("restart", name), int)) is not None
+    }
     for name, count in found.items():
         least = 1 if name == "without_checkpoint" else 0
         if count < least:

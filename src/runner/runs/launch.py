@@ -12,7 +12,13 @@ from pathlib import Path
 
 from runner.detection import find_site
 from runner.environments.engines import attach, choose, with_site
-from runner.environments.environment import Attachment, Environment, default_environment, emit_edf, load_environment
+from runner.environments.environment import (
+    Attachment,
+    Environment,
+    default_environment,
+    emit_edf,
+    load_environment,
+)
 from runner.errors import RunnerError, unknown
 from runner.machine import process
 from runner.machine.report import Report
@@ -23,9 +29,23 @@ from runner.runs.budget import Budget, budget_of
 from runner.runs.checks import check as check_job
 from runner.runs.checks import check_mounts, lacks_account, path_on_host
 from runner.runs.git import work_tree
-from runner.runs.image import CODE_MOUNT, LaunchImage, check_architecture, find_image, missing_image, run_environment
+from runner.runs.image import (
+    CODE_MOUNT,
+    LaunchImage,
+    check_architecture,
+    find_image,
+    missing_image,
+    run_environment,
+)
 from runner.runs.job import Job, Layer, Setting, command_line, load_job_file, value
-from runner.runs.program import SUFFIXES, Program, find_script, program_of_command, program_of_script, script_names
+from runner.runs.program import (
+    SUFFIXES,
+    Program,
+    find_script,
+    program_of_command,
+    program_of_script,
+    script_names,
+)
 from runner.runs.save_signal import with_save_signal
 from runner.runs.schedulers.scheduler import scheduler_of
 from runner.runs.snapshot import Snapshot
@@ -99,7 +119,11 @@ MakeImage = Callable[[Environment, LaunchImage, Site], None]
 
 
 def prepare(
-    request: Request, project: Project, environ: Mapping[str, str], report: Report, make_image: MakeImage | None = None
+    request: Request,
+    project: Project,
+    environ: Mapping[str, str],
+    report: Report,
+    make_image: MakeImage | None = None,
 ) -> RunPlan:
     """The plan of a run. Raises RunnerError if it cannot be launched. A dry run only warns about missing files."""
     site, why = find_site(request.site, environ)
@@ -109,7 +133,9 @@ def prepare(
     job_file, program = find_program(request, project)
     if "batch" in job_file:
         return _complete(_plan_of_batch(request, job_file, site, project, environ), project)
-    environment = find_environment(request.env or value(job_file, "environment"), project, environ, site, report)
+    environment = find_environment(
+        request.env or value(job_file, "environment"), project, environ, site, report
+    )
     environment = request.furnished(environment)
     engine, engine_why = (request.engine, "--engine") if request.engine else choose(site)
     report.detail(f"engine {engine} ({engine_why})")
@@ -134,11 +160,19 @@ def prepare(
     runs = None
     with suppress(RunnerError):  # the path may contain a variable that is defined only on the site
         job = resolve.with_measured(job, runs := site.runs(environ, project))
-    job = with_save_signal(resolve.with_save_every(job, program, site, runs), program, project, site)
+    job = with_save_signal(
+        resolve.with_save_every(job, program, site, runs), program, project, site
+    )
     if job.check_arguments:
-        job = _checked_arguments(job, site, environ, program.main, report, strict=not (request.dry_run or waits.runs))
-    job, hub_notes = hub.choose_offline(job, environment, project, site, environ, strict=not request.dry_run)
-    asked = snapshot.begin(program.main, program.outside, program.shipped)  # git runs while the script is rendered
+        job = _checked_arguments(
+            job, site, environ, program.main, report, strict=not (request.dry_run or waits.runs)
+        )
+    job, hub_notes = hub.choose_offline(
+        job, environment, project, site, environ, strict=not request.dry_run
+    )
+    asked = snapshot.begin(
+        program.main, program.outside, program.shipped
+    )  # git runs while the script is rendered
     environment = run_environment(environment, image, (CODE_MOUNT, *waits.mounts))
     attachment = attach(environment, site, engine)
     script = scheduler.script(job, attachment, site)
@@ -146,7 +180,18 @@ def prepare(
     job = replace(job, environment=environment)
     taken = replace(asked(), needed=program.script or "")
     plan = RunPlan(
-        site, environment, image, engine, attachment, job, program, taken, script, {SCRIPT: script}, (*notes,), waits
+        site,
+        environment,
+        image,
+        engine,
+        attachment,
+        job,
+        program,
+        taken,
+        script,
+        {SCRIPT: script},
+        (*notes,),
+        waits,
     )
     return _complete(plan, project)
 
@@ -176,7 +221,9 @@ def _complete(plan: RunPlan, project: Project) -> RunPlan:
         trainer.FILE: trainer.render(job.trainer, project, words, job.origins["trainer"].place),
         **plan.files,
     }
-    left_out = [f"left out of the code snapshot: {name} ({why})" for name, why in plan.snapshot.left_out]
+    left_out = [
+        f"left out of the code snapshot: {name} ({why})" for name, why in plan.snapshot.left_out
+    ]
     if len(left_out) > 10:
         left_out[10:] = [f"left out of the code snapshot: {len(left_out) - 10} more files"]
     notes = (*plan.notes, *plan.snapshot.notes, *left_out)
@@ -192,33 +239,67 @@ def _plan_of_batch(
     if site.is_local:
         what = f"cannot launch {value(job_file, 'batch')} on the site {site.name!r}"
         raise RunnerError(
-            what, "a batch script needs Slurm", "choose another --site, or run the script with bash, without runner"
+            what,
+            "a batch script needs Slurm",
+            "choose another --site, or run the script with bash, without runner",
         )
     given = {**request.given, **command_line({"arguments": request.words})}
-    chosen = {name: word for name, word in (("environment", request.env), ("engine", request.engine)) if word}
+    chosen = {
+        name: word
+        for name, word in (("environment", request.env), ("engine", request.engine))
+        if word
+    }
     given |= {name: Setting(word, Origin("command line")) for name, word in chosen.items()}
     script = batch.load(value(job_file, "batch"), (given, job_file), project, environ, site)
     environment = Environment("batch script", None, "")
     job = batch.job_of(script, (given, job_file), environment)
-    check_job(replace(job, env={}), replace(site, account_required=site.account_required and not request.dry_run))
-    notes = (*batch.notes(script, (given, job_file)), *((_no_account(site),) if lacks_account(job, site) else ()))
+    check_job(
+        replace(job, env={}),
+        replace(site, account_required=site.account_required and not request.dry_run),
+    )
+    notes = (
+        *batch.notes(script, (given, job_file)),
+        *((_no_account(site),) if lacks_account(job, site) else ()),
+    )
     waits = find(request.after, request.after_any, site, environ, project)
     if waits.runs and "dependency" in script.options:
         what = f"{script.options['dependency'].origin}: --after does not work with --dependency"
-        raise RunnerError(what, "--after sets --dependency too", "leave out --after, or add its job id to --dependency")
+        raise RunnerError(
+            what,
+            "--after sets --dependency too",
+            "leave out --after, or add its job id to --dependency",
+        )
     job = waits.with_folder(job)
     main, taken, trouble = _snapshot_of_batch(script, project, strict=request.from_snapshot)
     if request.from_snapshot:
         script, needed = batch.in_snapshot(script, main, taken.files)
         taken = replace(taken, needed=needed)
-        trouble += snapshot.secrets_left_out(taken, (main or Path()).resolve(), script.path.resolve().parent)
+        trouble += snapshot.secrets_left_out(
+            taken, (main or Path()).resolve(), script.path.resolve().parent
+        )
     none, image, program = Attachment(), LaunchImage(""), Program(None, (), main)
     files, notes = batch.files(script, job, environ, site), (*notes, *trouble)
     text = script.text
-    return RunPlan(site, environment, image, "host", none, job, program, taken, text, files, notes, waits, script)
+    return RunPlan(
+        site,
+        environment,
+        image,
+        "host",
+        none,
+        job,
+        program,
+        taken,
+        text,
+        files,
+        notes,
+        waits,
+        script,
+    )
 
 
-def _snapshot_of_batch(script: Batch, project: Project, *, strict: bool) -> tuple[Path | None, Snapshot, list[str]]:
+def _snapshot_of_batch(
+    script: Batch, project: Project, *, strict: bool
+) -> tuple[Path | None, Snapshot, list[str]]:
     """(the project or git work tree of the script, its snapshot, notes). Without `strict`, errors become notes."""
     tree = work_tree(script.path.absolute().parent)
     main = project.root or (tree if tree is not None and not is_shared_place(tree) else None)
@@ -234,7 +315,9 @@ ACCOUNT = "ACCOUNT"
 """the placeholder in a dry run without an account"""
 
 
-def _job(request: Request, job_file: Layer, program: Program, environment: Environment, site: Site) -> Job:
+def _job(
+    request: Request, job_file: Layer, program: Program, environment: Environment, site: Site
+) -> Job:
     """The job. In a dry run, a missing account is replaced by a placeholder."""
     lenient = replace(site, account_required=site.account_required and not request.dry_run)
     job = resolve.resolve((_given(request, job_file, program), job_file), environment, lenient)
@@ -249,7 +332,13 @@ def _no_account(site: Site) -> str:
 
 
 def _checked_arguments(
-    job: Job, site: Site, environ: Mapping[str, str], code: Path | None, report: Report, *, strict: bool
+    job: Job,
+    site: Site,
+    environ: Mapping[str, str],
+    code: Path | None,
+    report: Report,
+    *,
+    strict: bool,
 ) -> Job:
     """The job, with complete arguments if it asks for that. With `strict`, raises RunnerError for missing files.
 
@@ -273,10 +362,19 @@ def find_program(request: Request, project: Project) -> tuple[Layer, Program]:
     nothing, word = Program(None, (), None), request.script
     if word is not None:
         named = "/" not in word and not word.endswith(SUFFIXES)
-        if request.job is None and named and word not in script_names(project) and word in project.names("jobs"):
+        if (
+            request.job is None
+            and named
+            and word not in script_names(project)
+            and word in project.names("jobs")
+        ):
             return find_program(replace(request, job=word, script=None), project)
         script = find_script(word, project)
-        path = _job_path(request.job, project) if request.job is not None else script.with_suffix(".toml")
+        path = (
+            _job_path(request.job, project)
+            if request.job is not None
+            else script.with_suffix(".toml")
+        )
         if request.job is None and not (named and path.is_file()):
             return {}, program_of_script(script, project)
         return load_job_file(path), program_of_script(script, project)
@@ -300,7 +398,9 @@ def find_program(request: Request, project: Project) -> tuple[Layer, Program]:
         return job_file, program_of_script(_script_of(job_file, path, project), project)
     command = value(job_file, "command") or ()
     in_image = value(job_file, "program_in_image")
-    return job_file, nothing._replace(command=command) if in_image else program_of_command(command, project)
+    return job_file, nothing._replace(command=command) if in_image else program_of_command(
+        command, project
+    )
 
 
 def _is_batch(word: str, project: Project) -> bool:
@@ -343,10 +443,15 @@ def _given(request: Request, job_file: Layer, program: Program) -> Layer:
     """The layer of the command line, with the program and its arguments unless they come from the job file."""
     if request.job is not None and request.script is None:
         moved = "script" in job_file and program.script != job_file["script"].value
-        script = command_line({"script": program.script if moved else None, "arguments": request.words})
+        script = command_line(
+            {"script": program.script if moved else None, "arguments": request.words}
+        )
         return {"name": job_file["name"], **request.given, **script}
     if program.script is not None:
-        return {**request.given, **command_line({"script": program.script, "arguments": request.words})}
+        return {
+            **request.given,
+            **command_line({"script": program.script, "arguments": request.words}),
+        }
     return {**request.given, **command_line({"command": program.command})}
 
 

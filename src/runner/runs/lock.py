@@ -32,7 +32,9 @@ def tables(plan: RunPlan, run: Run) -> dict[str, dict[str, Value]]:
     """The tables of the lock of a run."""
     site, job = plan.site, plan.job
     variables = {**site.env, **plan.environment.env, **job.env}
-    set_values = {key: value for key, value in asdict(site).items() if key not in ("origins", "env") and value}
+    set_values = {
+        key: value for key, value in asdict(site).items() if key not in ("origins", "env") and value
+    }
     return {
         "run": {
             "name": run.name,
@@ -140,20 +142,34 @@ def _file(reference: str) -> dict[str, Value]:
     with suppress(OSError):
         if reference.startswith("/"):
             found = Path(reference).stat()
-            return {"size_bytes": found.st_size, "modified": int(found.st_mtime), "inode": found.st_ino}
+            return {
+                "size_bytes": found.st_size,
+                "modified": int(found.st_mtime),
+                "inode": found.st_ino,
+            }
     return {}
 
 
-_LABELS = {"name": "runner.recipe", "content": "runner.content", "files_sha256": "runner.recipe.files",
-           "base": "org.opencontainers.image.base.name", "base_digest": "org.opencontainers.image.base.digest",
-           "revision": "org.opencontainers.image.revision", "runner": "runner.version"}  # fmt: skip
+_LABELS = {
+    "name": "runner.recipe",
+    "content": "runner.content",
+    "files_sha256": "runner.recipe.files",
+    "base": "org.opencontainers.image.base.name",
+    "base_digest": "org.opencontainers.image.base.digest",
+    "revision": "org.opencontainers.image.revision",
+    "runner": "runner.version",
+}
 
 
 def recipe(image: LaunchImage) -> dict[str, Value]:
     """How the image was built, from its labels; empty if `runner build` did not build it."""
     known = image.squashfs or image.stored
     labels = known.labels if known else {}
-    return {key: labels.get(label) for key, label in _LABELS.items()} if "runner.recipe" in labels else {}
+    return (
+        {key: labels.get(label) for key, label in _LABELS.items()}
+        if "runner.recipe" in labels
+        else {}
+    )
 
 
 def _code(plan: RunPlan) -> dict[str, Value]:
@@ -166,7 +182,12 @@ def _code(plan: RunPlan) -> dict[str, Value]:
         "left_out": [name for name, _ in taken.left_out],
     }
     if git := taken.git:
-        known |= {"commit": git.commit, "dirty": git.dirty, "modified": git.modified, "untracked": git.untracked}
+        known |= {
+            "commit": git.commit,
+            "dirty": git.dirty,
+            "modified": git.modified,
+            "untracked": git.untracked,
+        }
     return known
 
 
@@ -182,7 +203,11 @@ def lock_text(tables: Mapping[str, Mapping[str, Value]]) -> str:
     """The lock as TOML. The name of a table may be dotted (`site.values`). Empty tables are left out."""
     lines = [HEADER]
     for name, values in tables.items():
-        written = [f"{toml_key(key)} = {_value(value)}" for key, value in values.items() if value is not None]
+        written = [
+            f"{toml_key(key)} = {_value(value)}"
+            for key, value in values.items()
+            if value is not None
+        ]
         if written:
             lines += [f"[{name}]", *written, ""]
     return "\n".join(lines).rstrip("\n") + "\n"

@@ -28,7 +28,9 @@ def all_streams(run: Run, ranks: Sequence[int] = ()) -> tuple[Log, ...]:
         found += (each for each in mine if (each.rank in ranks if ranks else each.rank != 0))
     if not ranks:
         return (*job_log(run), *found)
-    if 0 in ranks:  # with the launcher srun, and if there is only one task, rank 0 writes to job.log
+    if (
+        0 in ranks
+    ):  # with the launcher srun, and if there is only one task, rank 0 writes to job.log
         found += (each for each in job_log(run) if (each.attempt, 0) not in own_files)
     return tuple(found)
 
@@ -46,7 +48,10 @@ def job_log(run: Run) -> tuple[Log, ...]:
     cuts = begins(run.log) or [(1, 0)]
     cuts[0] = (cuts[0][0], 0)
     ends: list[int | None] = [at for _, at in cuts[1:]]
-    return tuple(Log(run.log, number, begin=at, end=end) for (number, at), end in zip(cuts, [*ends, None], strict=True))
+    return tuple(
+        Log(run.log, number, begin=at, end=end)
+        for (number, at), end in zip(cuts, [*ends, None], strict=True)
+    )
 
 
 def check_ranks(run: Run, ranks: Iterable[int]) -> None:
@@ -54,7 +59,9 @@ def check_ranks(run: Run, ranks: Iterable[int]) -> None:
     world = run.nodes * run.processes_per_node
     if not run.attempts:
         raise RunnerError(
-            f"{run.name} has not started yet", "no attempt of the run has begun", f"runner status {run.name}"
+            f"{run.name} has not started yet",
+            "no attempt of the run has begun",
+            f"runner status {run.name}",
         )
     for rank in ranks:
         if rank >= world:
@@ -73,7 +80,10 @@ def parse_ranks(text: str) -> tuple[int, ...]:
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise RunnerError(
-                f"--rank cannot be {text!r}", "it must be a number, a list or a range", "--rank 0,3,8-11", exit_code=2
+                f"--rank cannot be {text!r}",
+                "it must be a number, a list or a range",
+                "--rank 0,3,8-11",
+                exit_code=2,
             )
         found += range(int(first), int(last or first) + 1)
     return tuple(dict.fromkeys(found))
@@ -90,7 +100,9 @@ def last_lines(pieces: Iterable[bytes], count: int) -> bytes:
     return b"".join(kept)
 
 
-def merged(run: Run, ranks: Sequence[int] = (), attempt: int | None = None, tail: int | None = None) -> Iterator[bytes]:
+def merged(
+    run: Run, ranks: Sequence[int] = (), attempt: int | None = None, tail: int | None = None
+) -> Iterator[bytes]:
     """The output of the run, attempt by attempt, in pieces of complete lines.
 
     With `tail`, only the last lines of each file are read. The last lines of the merged output are among them.
@@ -99,7 +111,9 @@ def merged(run: Run, ranks: Sequence[int] = (), attempt: int | None = None, tail
     attempts = {each.number: each for each in run.attempts}
     if attempt not in (None, *attempts):
         shown = ", ".join(map(str, attempts)) or "none has started"
-        raise RunnerError(f"{run.name} has no attempt {attempt}", f"attempts: {shown}", f"runner logs {run.name}")
+        raise RunnerError(
+            f"{run.name} has no attempt {attempt}", f"attempts: {shown}", f"runner logs {run.name}"
+        )
     streams = [each for each in all_streams(run, ranks) if attempt in (None, each.attempt)]
     if tail is not None:
         streams = [replace(each, begin=_begin(each, tail)) for each in streams]
@@ -109,7 +123,10 @@ def merged(run: Run, ranks: Sequence[int] = (), attempt: int | None = None, tail
         if ranks and len(run.attempts) > 1:
             yield f"--- attempt {number} ---\n".encode()
         times = read_times(attempts[number].log_times) if number in attempts else {}
-        pieces = [_timed(each, times.get(each.path.relative_to(run.folder).as_posix(), ())) for each in mine]
+        pieces = [
+            _timed(each, times.get(each.path.relative_to(run.folder).as_posix(), ()))
+            for each in mine
+        ]
         for _, _, stream, data in heapq.merge(*pieces, key=lambda piece: piece[:2]):
             yield data if alone else labelled(stream.label, data)
 
@@ -117,7 +134,11 @@ def merged(run: Run, ranks: Sequence[int] = (), attempt: int | None = None, tail
 def without_times(run: Run) -> tuple[int, ...]:
     """The attempts whose files cannot be merged by time, because they have no log-times."""
     unmerged = [each for each in run.attempts if not each.log_times.is_file()]
-    return tuple(each.number for each in unmerged if any(log.rank for log in each.logs(run.processes_per_node)))
+    return tuple(
+        each.number
+        for each in unmerged
+        if any(log.rank for log in each.logs(run.processes_per_node))
+    )
 
 
 def read_times(path: Path) -> dict[str, list[tuple[int, int]]]:
@@ -142,7 +163,9 @@ def labelled(label: str, data: bytes) -> bytes:
     return start + body.replace(b"\n", b"\n" + start) + b"\n"
 
 
-def _timed(stream: Log, samples: Sequence[tuple[int, int]]) -> Iterator[tuple[int, tuple[int, int, str], Log, bytes]]:
+def _timed(
+    stream: Log, samples: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, tuple[int, int, str], Log, bytes]]:
     """(second, order, stream, complete lines): the second in which the ends of the lines were first recorded."""
     sizes = [size for size, _ in samples]
     for at, data in _lines(stream, sizes):
@@ -178,9 +201,13 @@ def _lines(stream: Log, sizes: Iterable[int]) -> Iterator[tuple[int, bytes]]:
     """(byte offset, complete lines) of a stream, split at each size, after the last line that was complete."""
     at = stream.begin
     for size in (*sizes, None):
-        limit = stream.end if size is None else size if stream.end is None else min(size, stream.end)
+        limit = (
+            stream.end if size is None else size if stream.end is None else min(size, stream.end)
+        )
         while limit is None or at < limit:
-            data = _read(stream.path, at, _PIECE_BYTES if limit is None else min(_PIECE_BYTES, limit - at))
+            data = _read(
+                stream.path, at, _PIECE_BYTES if limit is None else min(_PIECE_BYTES, limit - at)
+            )
             # an incomplete line belongs to the next piece; a very long line is split
             final = size is None and len(data) < _PIECE_BYTES
             too_long = len(data) == _PIECE_BYTES and b"\n" not in data

@@ -28,9 +28,23 @@ SHAPE = ("num_layers", "hidden_size", "num_attention_heads")
 DEFAULT_SIZE = "7.5B"
 BATCH = 512
 PARALLEL = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-SAMPLES = ("--train-samples", "146484375", "--lr-decay-samples", "126953125", "--lr-warmup-samples", "183105")
+SAMPLES = (
+    "--train-samples",
+    "146484375",
+    "--lr-decay-samples",
+    "126953125",
+    "--lr-warmup-samples",
+    "183105",
+)
 BENCHMARK = ("--eval-iters", "0", "--split", "100,0,0", "--log-interval", "1", "--log-throughput")
-RECOMPUTE = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
+RECOMPUTE = (
+    "--recompute-granularity",
+    "full",
+    "--recompute-method",
+    "uniform",
+    "--recompute-num-layers",
+    "1",
+)
 NO_TOKENIZER = ("--tokenizer-type", "NullTokenizer", "--vocab-size", str(VOCABULARY))
 
 Options = Mapping[str, str]
@@ -42,9 +56,13 @@ def complete(job: Job, site: Site, environ: Mapping[str, str]) -> tuple[Job, str
     Raises RunnerError for arguments that contradict each other or that Megatron would refuse.
     """
     if not job.resources.gpus_per_node:
-        raise RunnerError("Megatron needs GPUs", "the job requests none", "--gpus-per-node N, or another --site")
+        raise RunnerError(
+            "Megatron needs GPUs", "the job requests none", "--gpus-per-node N, or another --site"
+        )
     benchmark = ("--benchmark",) if "--benchmark" in job.arguments else ()
-    words = _without(job.arguments, ("size", "save", "load", "save_interval") if benchmark else ("size",))
+    words = _without(
+        job.arguments, ("size", "save", "load", "save_interval") if benchmark else ("size",)
+    )
     words += BENCHMARK if benchmark else ()
     options = argument_values((*job.arguments, *words))
     words += _length(options)
@@ -56,7 +74,9 @@ def complete(job: Job, site: Site, environ: Mapping[str, str]) -> tuple[Job, str
             "--eval-iters 0, or a split with validation data: --split 98,2,0",
         )
     if not {"bf16", "fp16"} & {*options}:
-        words.append("--fp16" if {"V100", "T4"} & {*re.split(r"[\s-]", site.gpu or "")} else "--bf16")
+        words.append(
+            "--fp16" if {"V100", "T4"} & {*re.split(r"[\s-]", site.gpu or "")} else "--bf16"
+        )
     tokens = _number(options, "seq_length", 2048)
     numbers = _size(options, environ)
     layers, hidden, heads = numbers.values()
@@ -70,11 +90,20 @@ def complete(job: Job, site: Site, environ: Mapping[str, str]) -> tuple[Job, str
     layout, batch, why = _sizes(shape, job, site, options)
     numbers |= {"seq_length": tokens, "max_position_embeddings": tokens, "micro_batch_size": 1}
     numbers |= {"global_batch_size": batch, **dict(zip(PARALLEL, layout, strict=False))}
-    words += [word for name, number in numbers.items() if name not in options for word in (_flag(name), str(number))]
+    words += [
+        word
+        for name, number in numbers.items()
+        if name not in options
+        for word in (_flag(name), str(number))
+    ]
     if layout.tensor > 1 and "sequence_parallel" not in options:
         words.append("--sequence-parallel")
     words += RECOMPUTE if layout.recompute and "recompute_granularity" not in options else ()
-    words += NO_TOKENIZER if "mock_data" in options and not {"tokenizer_type", "vocab_file"} & {*options} else ()
+    words += (
+        NO_TOKENIZER
+        if "mock_data" in options and not {"tokenizer_type", "vocab_file"} & {*options}
+        else ()
+    )
     return replace(job, arguments=(*benchmark, *words)), why
 
 
@@ -86,11 +115,20 @@ def check_files(job: Job, on_host: OnHost) -> None:
     for name in needed.get(kind, ("tokenizer_model",)):
         path = options.get(name, "")
         if not path:
-            raise RunnerError(f"{kind} needs {_flag(name)}", "it is missing", f"{_flag(name)} …, or --tokenizer-type …")
+            raise RunnerError(
+                f"{kind} needs {_flag(name)}",
+                "it is missing",
+                f"{_flag(name)} …, or --tokenizer-type …",
+            )
         if name != "vocab_size" and (kind != "HuggingFaceTokenizer" or path[0] in "/."):
             _need(path, _flag(name), on_host)
     prefixes = _data_paths(job.arguments)
-    if not prefixes and not {"mock_data", "data_args_path", "train_data_path", "per_split_data_args_path"} & {*options}:
+    if not prefixes and not {
+        "mock_data",
+        "data_args_path",
+        "train_data_path",
+        "per_split_data_args_path",
+    } & {*options}:
         raise RunnerError(
             "there is no training data",
             "neither --data-path nor --mock-data is given",
@@ -119,7 +157,12 @@ def _size(options: Options, environ: Mapping[str, str]) -> dict[str, int]:
     """Layers, hidden size and attention heads: from the arguments, or else from --size or the variables."""
     name = options.get("size")
     if name is not None and name not in SIZES:
-        raise unknown("size", name, SIZES, "--size NAME, or --num-layers, --hidden-size and --num-attention-heads")
+        raise unknown(
+            "size",
+            name,
+            SIZES,
+            "--size NAME, or --num-layers, --hidden-size and --num-attention-heads",
+        )
     size = dict(zip(SHAPE, SIZES[name or DEFAULT_SIZE], strict=True))
     variables = {key: environ[key.upper()] for key in SHAPE if environ.get(key.upper())}
     for key, text in variables.items():
@@ -140,13 +183,18 @@ def _sizes(shape: Shape, job: Job, site: Site, options: Options) -> tuple[Layout
     micro, batch = _number(options, "micro_batch_size", 1), _number(options, "global_batch_size", 0)
     work = Work(job.gpus, shape.positions, micro)
     if fault := problem(shape, asked, work):
-        raise RunnerError("Megatron cannot split this model", fault, "change that size, or the number of --nodes")
+        raise RunnerError(
+            "Megatron cannot split this model", fault, "change that size, or the number of --nodes"
+        )
     fixed = all(given[:2])
     possible = [
         each
         for each in ([asked] if fixed else layouts(shape, job.resources.gpus_per_node, work))
         if all(size in (0, own) for size, own in zip(given, each[:3], strict=True))
-        and (each.recompute == recompute or not {"recompute_granularity", "recompute_activations"} & {*options})
+        and (
+            each.recompute == recompute
+            or not {"recompute_granularity", "recompute_activations"} & {*options}
+        )
         and (not batch or batch % (micro * (job.gpus // each.gpus)) == 0)
     ]
     if not possible:
@@ -178,7 +226,9 @@ def _sizes(shape: Shape, job: Job, site: Site, options: Options) -> tuple[Layout
 def _length(options: Options) -> tuple[str, ...]:
     """The arguments for the length, if none are given. Raises RunnerError for samples together with iterations."""
     units = ("samples", "iters")
-    samples, iterations = ([name for name in options if re.fullmatch(f"(train|lr_.*)_{unit}", name)] for unit in units)
+    samples, iterations = (
+        [name for name in options if re.fullmatch(f"(train|lr_.*)_{unit}", name)] for unit in units
+    )
     if samples and iterations:
         raise RunnerError(
             f"{_flag(samples[0])} and {_flag(iterations[0])} exclude each other",
@@ -195,7 +245,11 @@ def _check_sets(prefix: str, index: Path, options: Options) -> None:
     with index.open("rb") as file:
         header = file.read(26)  # magic, version, type of the tokens, number of sequences
     if header[:9] != b"MMIDIDX\0\0" or len(header) < 26:
-        raise RunnerError(f"{prefix}.idx is not a Megatron index", "its header is wrong", "runner launch megatron-data")
+        raise RunnerError(
+            f"{prefix}.idx is not a Megatron index",
+            "its header is wrong",
+            "runner launch megatron-data",
+        )
     (count,) = struct.unpack_from("<Q", header, 18)
     shares, end = _shares(options), 0
     for place, name in enumerate(("training", "validation", "test")):
@@ -210,13 +264,19 @@ def _check_sets(prefix: str, index: Path, options: Options) -> None:
 
 def _shares(options: Options) -> list[float]:
     """The shares of the three sets. The default is Megatron's."""
-    found = [float(text) for text in re.findall(r"\d+\.?\d*|\.\d+", options.get("split", "969,30,1"))]
+    found = [
+        float(text) for text in re.findall(r"\d+\.?\d*|\.\d+", options.get("split", "969,30,1"))
+    ]
     return ([*found, 0.0, 0.0] if sum(found) else [1.0, 0.0, 0.0])[:3]
 
 
 def _data_paths(words: Sequence[str]) -> list[str]:
     """The prefixes after --data-path, without the weights between them."""
-    apart = [part for word in words for part in (word.split("=", 1) if word.startswith("--data-path=") else (word,))]
+    apart = [
+        part
+        for word in words
+        for part in (word.split("=", 1) if word.startswith("--data-path=") else (word,))
+    ]
     rest = apart[len(apart) - apart[::-1].index("--data-path") :] if "--data-path" in apart else ()
     paths = takewhile(lambda word: not word.startswith("--"), rest)
     return [path for path in paths if not re.fullmatch(r"\d*\.?\d+(e-?\d+)?", path)]
@@ -235,7 +295,11 @@ def _without(words: Sequence[str], names: Sequence[str]) -> list[str]:
 def _number(options: Options, name: str, default: int) -> int:
     text = options.get(name, str(default))
     if not text.isdigit():
-        raise RunnerError(f"{_flag(name)} {text!r} is not a number", "it must be 0 or more", f"{_flag(name)} {default}")
+        raise RunnerError(
+            f"{_flag(name)} {text!r} is not a number",
+            "it must be 0 or more",
+            f"{_flag(name)} {default}",
+        )
     return int(text)
 
 

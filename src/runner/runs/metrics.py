@@ -37,7 +37,11 @@ class Curve:
 
 
 def read_curves(
-    run: str, path: Path, metrics: Sequence[str], axis: str = "step", damaged: list[bytes] | None = None
+    run: str,
+    path: Path,
+    metrics: Sequence[str],
+    axis: str = "step",
+    damaged: list[bytes] | None = None,
 ) -> tuple[Curve, ...]:
     """One curve per metric, in the given order. Raises RunnerError for an axis or metric that does not exist.
 
@@ -69,7 +73,9 @@ def read_curves(
         points = {metric: rows for metric, rows in points.items() if rows}
     elif not known:
         raise RunnerError(
-            f"{run} has no metrics yet", f"{path} contains no training step", "wait until the run logs its first step"
+            f"{run} has no metrics yet",
+            f"{path} contains no training step",
+            "wait until the run logs its first step",
         )
     for metric, rows in points.items():
         if not rows:
@@ -93,7 +99,9 @@ def _curve(run: str, metric: str, rows: Sequence[tuple[int, float, float, int]])
 def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value if isinstance(value, float) or abs(value) < 1 << 1000 else None  # others do not fit into a float
+    return (
+        value if isinstance(value, float) or abs(value) < 1 << 1000 else None
+    )  # others do not fit into a float
 
 
 _TAIL_BYTES = 1 << 16
@@ -122,8 +130,16 @@ class Progress:
     def record(self, *, running: bool) -> dict[str, object]:
         """The data for --json. A NaN or infinite loss is text, because JSON has no such numbers."""
         loss = self.loss if self.loss is None or math.isfinite(self.loss) else str(self.loss)
-        end = datetime.fromtimestamp(self.end).astimezone().isoformat("T", "seconds") if running and self.end else None
-        return dict(zip(NAMES, (self.step, self.total_steps, loss, self.tokens_per_second, end), strict=True))
+        end = (
+            datetime.fromtimestamp(self.end).astimezone().isoformat("T", "seconds")
+            if running and self.end
+            else None
+        )
+        return dict(
+            zip(
+                NAMES, (self.step, self.total_steps, loss, self.tokens_per_second, end), strict=True
+            )
+        )
 
 
 def read_progress(metrics: Path) -> Progress | None:
@@ -148,13 +164,18 @@ def read_progress(metrics: Path) -> Progress | None:
 
 def _newest(entries: Sequence[Mapping[str, Any]], name: str) -> float | None:
     """The newest value. An entry that was read from a log may have a step and no loss."""
-    return next((value for entry in reversed(entries) if (value := _number(entry.get(name))) is not None), None)
+    return next(
+        (value for entry in reversed(entries) if (value := _number(entry.get(name))) is not None),
+        None,
+    )
 
 
 def _end(entries: Sequence[Mapping[str, Any]], total: float | None) -> float | None:
     """The estimated time of the last step. The speed is measured within one attempt: waiting is not training."""
     last = entries[-1]
-    mine = [entry for entry in entries[-_PACE_ENTRIES:] if entry.get("attempt") == last.get("attempt")]
+    mine = [
+        entry for entry in entries[-_PACE_ENTRIES:] if entry.get("attempt") == last.get("attempt")
+    ]
     begun, now = _number(mine[0].get("time")), _number(last.get("time"))
     steps = last["step"] - mine[0]["step"]
     if total is None or begun is None or now is None or steps <= 0 or now < begun:
@@ -194,7 +215,11 @@ _WINDOW = 20  # the number of records to compare
 _SLOWER = 0.7  # relative to the earlier speed
 _STUCK_SECONDS = 300.0
 # a trainer whose log is read may report only one of these
-_RATES = (("tokens_per_second", "tokens/s"), ("samples_per_second", "samples/s"), ("step_seconds", "s"))
+_RATES = (
+    ("tokens_per_second", "tokens/s"),
+    ("samples_per_second", "samples/s"),
+    ("step_seconds", "s"),
+)
 
 
 @dataclass(frozen=True)
@@ -210,7 +235,9 @@ def pace(path: Path, now: float | None = None, *, running: bool = True) -> Pace 
     """The speed in metrics.jsonl; None if there is none yet."""
     records = newest_records(path, _PACE_TAIL_BYTES)
     steps = [
-        each for each in records if isinstance(each.get("step"), int) and isinstance(each.get("time"), int | float)
+        each
+        for each in records
+        if isinstance(each.get("step"), int) and isinstance(each.get("time"), int | float)
     ]
     if not steps:
         return None
@@ -218,7 +245,9 @@ def pace(path: Path, now: float | None = None, *, running: bool = True) -> Pace 
 
     times = [float(each["time"]) for each in steps]
     since = max((time.time() if now is None else now) - times[-1], 0.0)
-    usual = statistics.median([after - before for before, after in pairwise(times[-200:]) if after > before] or [0.0])
+    usual = statistics.median(
+        [after - before for before, after in pairwise(times[-200:]) if after > before] or [0.0]
+    )
     if running and since > max(_STUCK_SECONDS, 10 * usual):
         note = f"no step for {since:.0f} s; earlier steps took {usual:.1f} s"
         return Pace(note, stuck=True)
@@ -230,7 +259,8 @@ def _slower(steps: Sequence[Mapping[str, Any]]) -> str:
     import statistics
 
     name, unit = next(
-        ((name, unit) for name, unit in _RATES if any(_number(each.get(name)) for each in steps)), ("", "")
+        ((name, unit) for name, unit in _RATES if any(_number(each.get(name)) for each in steps)),
+        ("", ""),
     )
     rates = [rate for each in steps if (rate := _number(each.get(name)) or 0) > 0]
     if len(rates) < 3 * _WINDOW:
@@ -243,5 +273,7 @@ def _slower(steps: Sequence[Mapping[str, Any]]) -> str:
     if now >= _SLOWER * best:
         return ""
     if unit == "s":
-        return f"{1 / now:,.3g} s per step now, {now / best:.0%} of the best speed ({1 / best:,.3g} s)"
+        return (
+            f"{1 / now:,.3g} s per step now, {now / best:.0%} of the best speed ({1 / best:,.3g} s)"
+        )
     return f"{now:,.0f} {unit} now, {now / best:.0%} of the best speed ({best:,.0f})"

@@ -41,11 +41,21 @@ SSH = "ssh"
 IDLE_MINUTES = 60
 _START = ("sh", "-c", 'exec sh "$RUNNER_RUN/open/open.sh" "$@"', "sh")
 # without a new enough Python on the node, the container's is used
-_FAR = ("sh", "-c", 'python3 -c "import sys; sys.exit(sys.version_info < (3, 8))" || exit 127; exec python3 "$@"', "sh")
+_FAR = (
+    "sh",
+    "-c",
+    'python3 -c "import sys; sys.exit(sys.version_info < (3, 8))" || exit 127; exec python3 "$@"',
+    "sh",
+)
 
 
 def started(
-    app: str, request: ShellRequest, project: Project, environ: Mapping[str, str], report: Report, idle_seconds: int = 0
+    app: str,
+    request: ShellRequest,
+    project: Project,
+    environ: Mapping[str, str],
+    report: Report,
+    idle_seconds: int = 0,
 ) -> tuple[Run, int]:
     """The run with the server: one that has it already, the running run that the user named, or a new run.
 
@@ -56,13 +66,17 @@ def started(
     run = shell.named_run(request.where, runs, project)
     if run is None:
         name = launch.find_environment(request.where, project, environ, site, report).name
-        own = [each for each in list_runs(runs) if each.job == app and each.environment == name][-5:]
+        own = [each for each in list_runs(runs) if each.job == app and each.environment == name][
+            -5:
+        ]
         run = next((status.run for status in reversed(ask(own)) if status.active), None)
     status = ask([run])[0] if run else None
     if run is None or status is None or not status.active:
         return _launched(app, request, run, project, environ, report, idle_seconds), 0
     if run.job != app and not _server(app, status):
-        return run, _start_inside(app, replace(request, where=str(run.folder)), project, environ, report)
+        return run, _start_inside(
+            app, replace(request, where=str(run.folder)), project, environ, report
+        )
     return run, 0
 
 
@@ -73,12 +87,21 @@ def _files() -> dict[str, str]:
 
 
 def _launched(
-    app: str, request: ShellRequest, ended: Run | None, project: Project, environ: Mapping[str, str], report: Report,
+    app: str,
+    request: ShellRequest,
+    ended: Run | None,
+    project: Project,
+    environ: Mapping[str, str],
+    report: Report,
     idle_seconds: int,
-) -> Run:  # fmt: skip
+) -> Run:
     """A new run with the server: in the user's project folder, or in the folder of a run that has ended."""
     engine = request.engine or choose(find_site(request.site, environ)[0])[0]
-    packages = () if engine == "host" else (Mount("${RUNNER_CACHE}/open", "/opt/runner-packages", ("ro",)),)
+    packages = (
+        ()
+        if engine == "host"
+        else (Mount("${RUNNER_CACHE}/open", "/opt/runner-packages", ("ro",)),)
+    )
 
     def furnished(environment: Environment) -> Environment:
         if ended is None:
@@ -87,25 +110,46 @@ def _launched(
         # its emitted EDF has the mounts of every run too, which the new run gets again
         mounts = tuple(mount for mount in environment.mounts if "${RUNNER_" not in mount.source)
         own = Mount(str(ended.folder), str(ended.folder))
-        return replace(environment, name=ended.environment, workdir=own.target, mounts=(*mounts, own, *packages))
+        return replace(
+            environment,
+            name=ended.environment,
+            workdir=own.target,
+            mounts=(*mounts, own, *packages),
+        )
 
-    settings = {"name": app, "launcher": "none", "preflight": False, "hang_seconds": 0, "trainer": "none"}
+    settings = {
+        "name": app,
+        "launcher": "none",
+        "preflight": False,
+        "hang_seconds": 0,
+        "trainer": "none",
+    }
     plan = launch.prepare(
         launch.Request(
-            env=str(ended.folder / launch.EDF) if ended else request.where, site=request.site, engine=request.engine,
+            env=str(ended.folder / launch.EDF) if ended else request.where,
+            site=request.site,
+            engine=request.engine,
             words=(*_START, app, str(ended.folder if ended else project.start), str(idle_seconds)),
-            given={**request.given, **command_line(settings)}, furnished=furnished,
-        ), project, environ, report,
-    )  # fmt: skip
+            given={**request.given, **command_line(settings)},
+            furnished=furnished,
+        ),
+        project,
+        environ,
+        report,
+    )
     if (cost := estimate(plan.job)) is not None:
         report.say(f"cost of this run: {cost.text(1)}")
     runs = plan.site.runs(environ, project)
     folders.make(shared_cache(runs / "run", environ) / "open")
     plan = replace(plan, files={**plan.files, **_files()}, snapshot=Snapshot((), None))
-    return submit.submit(plan, runs, ("open", app, *([request.where] if request.where else [])), report)
+    return submit.submit(
+        plan, runs, ("open", app, *([request.where] if request.where else [])), report
+    )
 
 
-def _start_inside(app: str, request: ShellRequest, project: Project, environ: Mapping[str, str], report: Report) -> int:
+def _start_inside(
+    app: str, request: ShellRequest, project: Project, environ: Mapping[str, str], report: Report
+) -> int:
     """Start the server as a step of a running run, and return the process that does. It ends with the attempt."""
     folder = Path(request.where or "")
     folders.fill(folder, _files())
@@ -134,29 +178,43 @@ def wait(app: str, run: Run, pid: int, report: Report) -> tuple[str, Path]:
                 return found
             time.sleep(0.2)
     last = "\n".join(files.text_of(log).splitlines()[-8:])
-    raise RunnerError(f"the server of {run.name} has ended", last or "it printed nothing", f"read {log}")
+    raise RunnerError(
+        f"the server of {run.name} has ended", last or "it printed nothing", f"read {log}"
+    )
 
 
-def connected(app: str, run: Run, node: str, server: Path, environ: Mapping[str, str], report: Report) -> Tunnel:
+def connected(
+    app: str, run: Run, node: str, server: Path, environ: Mapping[str, str], report: Report
+) -> Tunnel:
     """The tunnel to the server. Raises RunnerError if the server does not answer."""
     far = (str(run.folder / "open/tunnel.py"), str(server))
-    port = 20000 + zlib.crc32(str(run.folder / app).encode()) % 10000  # the same for each `runner open`
+    port = (
+        20000 + zlib.crc32(str(run.folder / app).encode()) % 10000
+    )  # the same for each `runner open`
     if run.is_local:
         found = Tunnel((sys.executable, *far), port)
     else:
         there = Attachment(flags=(*load_site(run.site).srun, f"--nodelist={node}"))
-        found = Tunnel(slurm_commands.shell(there, (*_FAR, *far), ask([run])[0].job_id, pty=False), port)
+        found = Tunnel(
+            slurm_commands.shell(there, (*_FAR, *far), ask([run])[0].job_id, pty=False), port
+        )
     code = 0 if found.is_ready else found.close()
     if code == 127:
         given = command_line({"srun": (f"--nodelist={node}",)})
-        request = ShellRequest(str(run.folder), ("sh", "-c", PYTHON, "sh", *far), run.site, given=given)
-        with shell.prepared(request, Project(None, run.folder, run.folder), environ, report) as call:
+        request = ShellRequest(
+            str(run.folder), ("sh", "-c", PYTHON, "sh", *far), run.site, given=given
+        )
+        with shell.prepared(
+            request, Project(None, run.folder, run.folder), environ, report
+        ) as call:
             found = Tunnel(call.argv, port, process.environment(call.env))
         code = 0 if found.is_ready else found.close()
     if not found.is_ready:
         folders.discard(run.folder / f"open/{app}/server")
         why = f"the step on {node} ended with exit code {code}; see the message above"
-        raise RunnerError(f"cannot connect to the server of {run.name}", why, "run the same command again")
+        raise RunnerError(
+            f"cannot connect to the server of {run.name}", why, "run the same command again"
+        )
     return found
 
 
@@ -168,7 +226,9 @@ def ssh_config(run: Run, program: Sequence[str]) -> str:
     state, name = run.folder / f"open/{SSH}", f"runner-{run.name}"
     host_key = " ".join(files.text_of(state / "host.pub").split()[:2])
     files.write(state / "known_hosts", f"{name} {host_key}\n", mode=0o600)
-    proxy = shlex.join((*program, "open", SSH, str(run.folder), "--stdio", "--site", run.site)).replace("%", "%%")
+    proxy = shlex.join(
+        (*program, "open", SSH, str(run.folder), "--stdio", "--site", run.site)
+    ).replace("%", "%%")
     lines = (
         f"Host {name}",
         f"    User {files.text_of(state / 'login').strip()}",
@@ -199,5 +259,9 @@ def minutes_left(run: Run) -> int | None:
     """The minutes until the time limit; None if there is no limit, -1 if the run does not run."""
     status = ask([reloaded(run)])[0]
     with suppress(RunnerError):
-        return time_limit_minutes(status.time_left, "the time left") if status.state == "RUNNING" else -1
+        return (
+            time_limit_minutes(status.time_left, "the time left")
+            if status.state == "RUNNING"
+            else -1
+        )
     return None

@@ -25,18 +25,36 @@ from runner.runs.run import Run
 
 # (event, class of the stretch before it, class of the stretch after it if nothing follows)
 _EVENTS = (
-    ("started", "start", "unknown"), ("step", "start", "import"), ("task", "import", "start"),
-    ("preflight", "start", "preflight"), ("preflight_end", "preflight", "start"), ("setup", "start", "start"),
-    ("setup_end", "start", "start"), ("program", "start", "imports"), ("imported", "imports", "loading"),
-    ("loaded", "loading", "loading"), ("train", "loading", "warm_up"),
-)  # fmt: skip
+    ("started", "start", "unknown"),
+    ("step", "start", "import"),
+    ("task", "import", "start"),
+    ("preflight", "start", "preflight"),
+    ("preflight_end", "preflight", "start"),
+    ("setup", "start", "start"),
+    ("setup_end", "start", "start"),
+    ("program", "start", "imports"),
+    ("imported", "imports", "loading"),
+    ("loaded", "loading", "loading"),
+    ("train", "loading", "warm_up"),
+)
 _LAST = ("trained", "final", "program_end", "step_end", "ended")  # of these, the last time counts
-_OF_NODES = ("task", "preflight", "preflight_end", "setup", "setup_end", "program", "program_end", "left")
+_OF_NODES = (
+    "task",
+    "preflight",
+    "preflight_end",
+    "setup",
+    "setup_end",
+    "program",
+    "program_end",
+    "left",
+)
 # keys of metrics.jsonl. The first of each two is the sum since the last entry, the second is one save or evaluation
 _COSTS = {
-    "saving_seconds": "saving", "checkpoint_wait_seconds": "each saving",
-    "evaluation_seconds": "evaluation", "eval_runtime": "each evaluation",
-}  # fmt: skip
+    "saving_seconds": "saving",
+    "checkpoint_wait_seconds": "each saving",
+    "evaluation_seconds": "evaluation",
+    "eval_runtime": "each evaluation",
+}
 _FAULTS = ("hang", "node_failure", "script_failure")
 _SILENT_SECONDS = 120.0  # an attempt without a sign of life for so long no longer runs
 _LATE_SECONDS = 0.5  # the line about the saves before `trained` is written just after it
@@ -98,21 +116,30 @@ class Phases:
     @cached_property
     def pace(self) -> float:
         """The median seconds per step."""
-        known = [b.step_seconds or (b.time - a.time) / (b.step - a.step) for a, b in pairwise(self.entries)]
+        known = [
+            b.step_seconds or (b.time - a.time) / (b.step - a.step)
+            for a, b in pairwise(self.entries)
+        ]
         return statistics.median(known or [entry.step_seconds for entry in self.entries])
 
     @cached_property
     def pause(self) -> float:
         """The median seconds between two entries."""
-        return statistics.median([b.time - a.time for a, b in pairwise(self.entries)] or [self.pace])
+        return statistics.median(
+            [b.time - a.time for a, b in pairwise(self.entries)] or [self.pace]
+        )
 
-    def split(self, kind: str, begin: float, end: float, late: float = 0.0, working: float = math.inf) -> Stretches:
+    def split(
+        self, kind: str, begin: float, end: float, late: float = 0.0, working: float = math.inf
+    ) -> Stretches:
         """A stretch, without what evaluating and saving took of it.
 
         `late`: metrics.jsonl may report them up to so many seconds after `end`. `working`: how many seconds of a
         stretch with a save of unknown length were steps.
         """
-        low, high = (bisect_right(self.costs, at, key=lambda cost: cost[0]) for at in (begin, end + late))
+        low, high = (
+            bisect_right(self.costs, at, key=lambda cost: cost[0]) for at in (begin, end + late)
+        )
         spent: defaultdict[str, float] = defaultdict(float)
         for _, what, seconds in self.costs[low:high]:
             spent[what] += seconds
@@ -134,19 +161,25 @@ class Phases:
         step = entries[0].step - min((steps for steps in before if steps > 0), default=1.0)
         at = first - self.pace if first else entries[0].time - (entries[0].step - step) * self.pace
         lines = self.attempt.text("saved").splitlines()  # of other trainers: STEP PATH
-        saved = [number for line in lines if (number := _number(line.partition(" ")[0])) is not None]
+        saved = [
+            number for line in lines if (number := _number(line.partition(" ")[0])) is not None
+        ]
         found: Stretches = [(warm_up, at)]
         for entry in entries:
             steps = entry.step - step
             is_saved = any(step < each <= entry.step for each in saved)
-            work = self.split("useful", at, entry.time, working=steps * self.pace if is_saved else math.inf)
+            work = self.split(
+                "useful", at, entry.time, working=steps * self.pace if is_saved else math.inf
+            )
             idle = work[0][1] - at - steps * self.pace
             if idle > max(_STALL_SECONDS, 4 * steps * self.pace):
                 found.append((warm_up if entry is entries[0] else "unknown", at := at + idle))
             share = min(max((self.highest - step) / steps, 0.0), 1.0)
             for kind, until in [("repeated", at + (work[0][1] - at) * share), *work]:
                 if until > found[-1][1]:
-                    found[-1:] = [(kind, until)] if found[-1][0] == kind else [found[-1], (kind, until)]
+                    found[-1:] = (
+                        [(kind, until)] if found[-1][0] == kind else [found[-1], (kind, until)]
+                    )
             step, at = entry.step, max(entry.time, at)
         return found
 
@@ -155,7 +188,9 @@ class Phases:
         trained, final = self.event("trained"), self.event("final")
         last = self.training[-1][1] if self.training else None
         if last is not None:
-            lost = not self.running and trained is None and (self.fault or self.attempt.exit_code != 0)
+            lost = (
+                not self.running and trained is None and (self.fault or self.attempt.exit_code != 0)
+            )
             again = self.entries and self.entries[-1].step < self.highest
             kind = "repeated" if lost or again else "useful"
         end = trained if trained is not None else stop
@@ -164,7 +199,11 @@ class Phases:
             end = min(stop, last + self.pause)
         found = self.split(kind, last or end, end, _LATE_SECONDS)
         if final is not None:
-            return [*found, *self.split("saving", end, final), *self.split("after_end", final, stop)]
+            return [
+                *found,
+                *self.split("saving", end, final),
+                *self.split("after_end", final, stop),
+            ]
         return [*found, ("saving" if trained is not None else "unknown", stop)]
 
     def stop(self, node: int, end: float) -> float:
@@ -172,9 +211,17 @@ class Phases:
         if self.running:
             return end
         if self.fault:
-            signs = [at for (event, _), at in self.times.items() if event in ("program_end", "stalled", "detected")]
-            if self.entries:  # the time of the fault is not known; any new line in a log is a heartbeat
-                beat = 0.0 if self.attempt.text("trainer") else self.attempt.time("heartbeat") or 0.0
+            signs = [
+                at
+                for (event, _), at in self.times.items()
+                if event in ("program_end", "stalled", "detected")
+            ]
+            if (
+                self.entries
+            ):  # the time of the fault is not known; any new line in a log is a heartbeat
+                beat = (
+                    0.0 if self.attempt.text("trainer") else self.attempt.time("heartbeat") or 0.0
+                )
                 signs.append(max(self.entries[-1].time, beat) + self.pause)
             return min([*signs, self.last_sign])
         ends = (self.event("program_end", node), self.event("step_end"), self.ended, end)
@@ -189,11 +236,18 @@ class Phases:
         for event, kind, after in _EVENTS:
             at = self.event(event, node if event in _OF_NODES else "")
             if at is not None:
-                found.append(("restart_gap" if in_place and event in ("started", "step") else kind, at))
+                found.append(
+                    ("restart_gap" if in_place and event in ("started", "step") else kind, at)
+                )
                 rest = after if self.tells or after != "imports" else "unknown"
-        found = [(kind, min(at, stop)) for kind, at in [*found, *self.training, *self.after_training(rest, stop)]]
+        found = [
+            (kind, min(at, stop))
+            for kind, at in [*found, *self.training, *self.after_training(rest, stop)]
+        ]
         if self.fault:
-            kind = "hang" if self.cause in (*_FAULTS, "unknown") else "restart_gap"  # or Slurm ended the attempt
+            kind = (
+                "hang" if self.cause in (*_FAULTS, "unknown") else "restart_gap"
+            )  # or Slurm ended the attempt
             found.append((kind, self.event("detected") or (end if self.ended is None else stop)))
         return [*found, ("restart_gap" if self.follows else "after_end", end)]
 
@@ -204,27 +258,40 @@ def read_phases(run: Run, now: float, notes: list[str]) -> list[Phases]:
     highest = 0.0
     found: list[Phases] = []
     for attempt in run.attempts:
-        if phases := _read(attempt, run, entries[attempt.number], sorted(costs[attempt.number]), notes):
+        if phases := _read(
+            attempt, run, entries[attempt.number], sorted(costs[attempt.number]), notes
+        ):
             phases.highest = highest
             highest = max([highest, *(entry.step for entry in phases.entries)])
             found.append(phases)
     for phases in found:
         phases.tells = any(each.event("imported") or each.event("train") for each in found)
         phases.follows = phases is not found[-1]
-        phases.running = not phases.follows and phases.ended is None and now - phases.last_sign < _SILENT_SECONDS
+        phases.running = (
+            not phases.follows and phases.ended is None and now - phases.last_sign < _SILENT_SECONDS
+        )
         if phases.ended is None and not phases.running:
-            notes.append(f"attempts/{phases.attempt.number} has no end: counted until its last sign of life")
+            notes.append(
+                f"attempts/{phases.attempt.number} has no end: counted until its last sign of life"
+            )
     if not found:
         notes.append("no attempt has started")
     return found
 
 
 def _read(
-    attempt: Attempt, run: Run, entries: list[_Entry], costs: list[tuple[float, str, float]], notes: list[str]
+    attempt: Attempt,
+    run: Run,
+    entries: list[_Entry],
+    costs: list[tuple[float, str, float]],
+    notes: list[str],
 ) -> Phases | None:
     """What the files of an attempt tell; None if they do not tell when it started."""
     place = f"attempts/{attempt.number}"
-    start = {key: value for key, _, value in (line.partition(" ") for line in attempt.text("started").splitlines())}
+    start = {
+        key: value
+        for key, _, value in (line.partition(" ") for line in attempt.text("started").splitlines())
+    }
     times = _read_times(attempt.folder, place, notes)
     begin = times.get(("started", "")) or attempt.started
     if begin is None:
@@ -232,21 +299,35 @@ def _read(
         return None
     ended = times.get(("ended", "")) or attempt.ended or attempt.time("exit_code")
     # the file system has a clock of its own; it is of no use if the run folder was copied
-    if ended and attempt.ended and abs((attempt.started or 0.0) - begin) < _JUMP_SECONDS < abs(attempt.ended - ended):
+    if (
+        ended
+        and attempt.ended
+        and abs((attempt.started or 0.0) - begin) < _JUMP_SECONDS < abs(attempt.ended - ended)
+    ):
         ended = attempt.ended
-    last = max([begin, *times.values(), *(entry.time for entry in entries), attempt.time("alive") or begin])
+    last = max(
+        [begin, *times.values(), *(entry.time for entry in entries), attempt.time("alive") or begin]
+    )
     last = last if ended is None else max(ended, begin)
     nodes = _expanded(start.get("nodes", ""))
     if not nodes:
         notes.append(f"{place}/started does not list the nodes")
         nodes = [f"node {number}" for number in range(min(max(run.nodes, 1), _MOST_NODES))]
     if ("step", "") not in times:
-        notes.append(f"{place}/times is missing or not complete: the time before the first step is not known")
+        notes.append(
+            f"{place}/times is missing or not complete: the time before the first step is not known"
+        )
     elif attempt.outputs:  # a user's own batch script is the program
         times |= {("program", str(node)): times["step", ""] for node in range(len(nodes))}
-    for event, node in [key for key, at in times.items() if key[0] != "left" and not (
-            (run.launched or begin) if key[0] in ("submitted", "held") else begin) - _JUMP_SECONDS <= at
-            <= last + _JUMP_SECONDS]:  # fmt: skip
+    for event, node in [
+        key
+        for key, at in times.items()
+        if key[0] != "left"
+        and not ((run.launched or begin) if key[0] in ("submitted", "held") else begin)
+        - _JUMP_SECONDS
+        <= at
+        <= last + _JUMP_SECONDS
+    ]:
         del times[event, node]
         notes.append(f"{place}: `{event}` is outside the attempt, so a clock was wrong")
     held = list(dict.fromkeys([*nodes, *_expanded(start.get("held", ""))]))
@@ -292,10 +373,14 @@ def _read_metrics(
             without_time += step is not None
             continue
         mine = entries[number]
-        is_step = "loss" in record or not any(key in _COSTS or key.startswith("eval_") for key in record)
+        is_step = "loss" in record or not any(
+            key in _COSTS or key.startswith("eval_") for key in record
+        )
         if is_step and (not mine or (step > mine[-1].step and at >= mine[-1].time)):
             mine.append(_Entry(at, step, _number(record.get("step_seconds")) or 0.0))
-        costs[number] += [(at, kind, spent) for key, kind in _COSTS.items() if (spent := _number(record.get(key)))]
+        costs[number] += [
+            (at, kind, spent) for key, kind in _COSTS.items() if (spent := _number(record.get(key)))
+        ]
     if without_time:
         notes.append(f"{path.name}: lines without `time` are not counted ({without_time})")
     return entries, costs
@@ -313,10 +398,18 @@ def _number(value: object) -> float | None:
 def _expanded(text: str) -> list[str]:
     """The names in a node list of Slurm: `nid[001-003,7],login1`."""
     found: list[str] = []
-    for before, ranges, after in re.findall(r"([^,\[\]\s]+)(?:\[([^\]]*)\])?([^,\[\]\s]*)", text[:_MOST_NODES]):
+    for before, ranges, after in re.findall(
+        r"([^,\[\]\s]+)(?:\[([^\]]*)\])?([^,\[\]\s]*)", text[:_MOST_NODES]
+    ):
         for word in ranges.split(","):
             low, _, high = word.partition("-")
-            several = low.isdecimal() and high.isdecimal() and 0 <= int(high) - int(low) < _MOST_NODES
+            several = (
+                low.isdecimal() and high.isdecimal() and 0 <= int(high) - int(low) < _MOST_NODES
+            )
             numbers = range(int(low), int(high) + 1) if several else ()
-            found += [f"{before}{n:0{len(low)}}{after}" for n in numbers] if several else [f"{before}{word}{after}"]
+            found += (
+                [f"{before}{n:0{len(low)}}{after}" for n in numbers]
+                if several
+                else [f"{before}{word}{after}"]
+            )
     return found

@@ -53,14 +53,17 @@ def draw(curves: Sequence[Curve], axis: str, style: Style) -> list[str]:
         rows = _by_dots(curves, across, make_scale(values, style.height * 4, 0.03), style)
     bar, tick = ("│", "┤") if style.unicode else ("|", "+")
     field = [
-        f"{label:>{margin - 1}} {tick if label else bar}{row}".rstrip() for label, row in zip(labels, rows, strict=True)
+        f"{label:>{margin - 1}} {tick if label else bar}{row}".rstrip()
+        for label, row in zip(labels, rows, strict=True)
     ]
     return [*legend, *field, *_bottom(curves, across, axis, margin, style)]
 
 
 def _labels(scale: Scale, wanted: int, axis: str = "") -> list[tuple[int, str]]:
     """(cell, text) of about `wanted` round numbers; of steps, only whole ones."""
-    chosen = [value for value in ticks(scale, max(wanted, 2)) if axis != "step" or value == int(value)]
+    chosen = [
+        value for value in ticks(scale, max(wanted, 2)) if axis != "step" or value == int(value)
+    ]
     step = chosen[1] - chosen[0] if len(chosen) > 1 else abs(scale.high - scale.low)
     return [(scale.place(value), written(value, step)) for value in chosen]
 
@@ -69,7 +72,11 @@ def _legend(index: int, curve: Curve, count: int, style: Style) -> str:
     """The legend of a curve: its name, first and last value, and its lowest or highest point."""
     first, last = curve.points[0][1], curve.points[-1][1]
     arrow = "→" if style.unicode else "->"
-    name = f"{LETTERS[index % len(LETTERS)]} {curve.run}" if style.letters(count) and count > 1 else curve.run
+    name = (
+        f"{LETTERS[index % len(LETTERS)]} {curve.run}"
+        if style.letters(count) and count > 1
+        else curve.run
+    )
     text = f"{name}  {curve.metric} {short_number(first)} {arrow} {short_number(last)}, {len(curve.points)} points"
     if curve.attempts:
         text += f", last attempt {curve.attempts[-1][0]}"
@@ -83,7 +90,9 @@ def short_number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def _bottom(curves: Sequence[Curve], across: Scale, axis: str, margin: int, style: Style) -> list[str]:
+def _bottom(
+    curves: Sequence[Curve], across: Scale, axis: str, margin: int, style: Style
+) -> list[str]:
     """The lines below the curves: the axis with ticks and marks for later attempts, the numbers, the name."""
     line, tick, corner, start = ("─", "┬", "└", "▲") if style.unicode else ("-", "+", "+", "^")
     marks = [line] * across.places
@@ -96,9 +105,15 @@ def _bottom(curves: Sequence[Curve], across: Scale, axis: str, margin: int, styl
     for curve in curves:
         for _, begun in curve.attempts:
             marks[across.place(begun)] = start
-    restarts = f"  ({start} begin of a later attempt)" if any(curve.attempts for curve in curves) else ""
+    restarts = (
+        f"  ({start} begin of a later attempt)" if any(curve.attempts for curve in curves) else ""
+    )
     name = f"{axis}{restarts}"
-    return [" " * margin + corner + "".join(marks), "".join(numbers).rstrip(), f"{' ' * (margin + 1)}{name}"]
+    return [
+        " " * margin + corner + "".join(marks),
+        "".join(numbers).rstrip(),
+        f"{' ' * (margin + 1)}{name}",
+    ]
 
 
 def _by_dots(curves: Sequence[Curve], across: Scale, up: Scale, style: Style) -> list[str]:
@@ -157,7 +172,9 @@ def _between(left: tuple[int, int], right: tuple[int, int]) -> Iterator[tuple[in
     steps = max(abs(right[0] - left[0]), abs(right[1] - left[1]), 1)
     for number in range(1, steps + 1):
         share = number / steps
-        column, height = (math.floor(a + (b - a) * share + 0.5) for a, b in zip(left, right, strict=True))
+        column, height = (
+            math.floor(a + (b - a) * share + 0.5) for a, b in zip(left, right, strict=True)
+        )
         yield column, height
 
 
@@ -187,7 +204,9 @@ def write_picture(picture: Mapping[str, object], path: Path) -> Path:
     fix = "pip install 'runner-hpc[plot]', or load a module with matplotlib; a finished run also has loss.png"
     python = process.python_with("matplotlib", (sys.executable, process.which("python3")), fix)
     script = shipped_folder() / SCRIPT
-    drawn = process.run((python, str(script), str(target)), text_input=json.dumps(picture), check=False)
+    drawn = process.run(
+        (python, str(script), str(target)), text_input=json.dumps(picture), check=False
+    )
     if drawn.exit_code != 0:
         raise process.failed(drawn)
     return target
@@ -218,7 +237,9 @@ def ticks(scale: Scale, wanted: int) -> tuple[float, ...]:
     """About `wanted` round numbers within a scale: 1, 2 or 5 times a power of ten apart."""
     rough = (scale.high - scale.low) / max(wanted, 1)
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next((factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999), 10 * power)
+    step = next(
+        (factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999), 10 * power
+    )
     first, last = math.ceil(scale.low / step - 1e-9), math.floor(scale.high / step + 1e-9)
     return tuple(number * step for number in range(first, last + 1))
 

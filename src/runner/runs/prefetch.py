@@ -23,7 +23,13 @@ from runner.runs.program import find_script
 from runner.runs.shell import Call, ShellRequest
 from runner.site import Site
 
-PAYLOAD = ("prefetch.py", "training/__init__.py", "training/errors.py", "training/files.py", "training/hub_files.py")
+PAYLOAD = (
+    "prefetch.py",
+    "training/__init__.py",
+    "training/errors.py",
+    "training/files.py",
+    "training/hub_files.py",
+)
 """files of jobs/ that are mounted into the container, whether or not it sees the project"""
 ONLY_BY_SRUN = ("ce", "sarus", "pyxis")
 """engines that are options of srun, so that no container can start outside an allocation"""
@@ -44,15 +50,25 @@ class Prefetch:
     site: Site
 
 
-def plan(request: Request, project: Project, environ: Mapping[str, str], report: Report) -> Prefetch:
+def plan(
+    request: Request, project: Project, environ: Mapping[str, str], report: Report
+) -> Prefetch:
     """The plan of a prefetch: what a launch with the same arguments would read from the hub."""
     site, why = find_site(request.site, environ)
     report.detail(f"site {site.name} ({why})")
     job_file, program = find_program(request, project)
     name = request.env or value(job_file, "environment")
     environment = find_environment(name, project, environ, site, report)
-    words = (*(value(job_file, "arguments") or ()), *(request.words if program.script else program.command))
-    env = {**hub.hub_variables(environ), **site.env, **environment.env, **(value(job_file, "env") or {})}
+    words = (
+        *(value(job_file, "arguments") or ()),
+        *(request.words if program.script else program.command),
+    )
+    env = {
+        **hub.hub_variables(environ),
+        **site.env,
+        **environment.env,
+        **(value(job_file, "env") or {}),
+    }
     home = hub.hub_home(env, site.runs(environ, project), environ)
     engine, engine_why = (request.engine, "--engine") if request.engine else choose(site)
     report.detail(f"engine {engine} ({engine_why})")
@@ -63,7 +79,11 @@ def plan(request: Request, project: Project, environ: Mapping[str, str], report:
 
 @contextmanager
 def prepared(
-    prefetch: Prefetch, project: Project, environ: Mapping[str, str], report: Report, options: tuple[str, ...]
+    prefetch: Prefetch,
+    project: Project,
+    environ: Mapping[str, str],
+    report: Report,
+    options: tuple[str, ...],
 ) -> Iterator[Call]:
     """The call that downloads, with this machine's Python or in the job's environment. Raises RunnerError."""
     script = find_script("prefetch", project)
@@ -71,7 +91,11 @@ def prepared(
     for each in prefetch.wanted:
         arguments += ("--wanted", json.dumps(each._asdict()))
     if prefetch.engine == "host":
-        values = {name: expand(value, environ, name) for name, value in prefetch.env.items() if name != "HF_HOME"}
+        values = {
+            name: expand(value, environ, name)
+            for name, value in prefetch.env.items()
+            if name != "HF_HOME"
+        }
         fix = "python3 -m venv hub && hub/bin/pip install huggingface_hub && PATH=$PWD/hub/bin:$PATH runner prefetch …"
         candidates = (process.which("python3"), process.which("python"), sys.executable)
         python = process.python_with("huggingface_hub", candidates, fix)

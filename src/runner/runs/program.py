@@ -42,7 +42,9 @@ def find_script(word: str, project: Project) -> Path:
         if path.is_file() or "/" in name:
             if not path.is_file():
                 beside = path.parent.glob("*") if path.parent.is_dir() else ()
-                raise unknown("script", word, [each.name for each in beside if each.suffix in SUFFIXES])
+                raise unknown(
+                    "script", word, [each.name for each in beside if each.suffix in SUFFIXES]
+                )
             if path.suffix not in SUFFIXES:
                 raise RunnerError(
                     f"cannot launch {word!r} as a script",
@@ -55,12 +57,22 @@ def find_script(word: str, project: Project) -> Path:
             path = root / "jobs" / (name + suffix)
             if path.is_file():
                 return path
-    raise unknown("script", word, script_names(project), "give a name in jobs/, or the path of a .py or .sh file")
+    raise unknown(
+        "script",
+        word,
+        script_names(project),
+        "give a name in jobs/, or the path of a .py or .sh file",
+    )
 
 
 def script_names(project: Project) -> tuple[str, ...]:
     """The names of the scripts in jobs/ of the project and of runner."""
-    found = {path.stem for root in project.roots for path in (root / "jobs").glob("*") if path.suffix in SUFFIXES}
+    found = {
+        path.stem
+        for root in project.roots
+        for path in (root / "jobs").glob("*")
+        if path.suffix in SUFFIXES
+    }
     return tuple(sorted(found - {"__init__", "conftest"}))
 
 
@@ -88,7 +100,10 @@ def _needs_training(script: Path) -> bool:
     """Whether a script imports the package `training`, and its folder does not contain it, so that runner's is used."""
     if script.suffix != ".py" or (script.parent / "training").exists():
         return False
-    return re.search(rb"^\s*(?:from|import)\s+training\b", script.read_bytes(), re.MULTILINE) is not None
+    return (
+        re.search(rb"^\s*(?:from|import)\s+training\b", script.read_bytes(), re.MULTILINE)
+        is not None
+    )
 
 
 def program_of_command(command: Sequence[str], project: Project) -> Program:
@@ -102,19 +117,30 @@ def program_of_command(command: Sequence[str], project: Project) -> Program:
         named = [word for word in relative if os.path.isfile(os.path.join(project.start, word))]  # noqa: PTH113, PTH118
         main = project.start if named and not is_shared_place(project.start) else None
         if main is None and named:
-            notes = (f"not copying {named[0]}, because {project.start} is a shared folder, not a project",)
+            notes = (
+                f"not copying {named[0]}, because {project.start} is a shared folder, not a project",
+            )
     if main is not None and main != project.start:
         inside = project.start.relative_to(main).as_posix()
-        notes = (f"the command starts in the top folder of the snapshot ({main}), not in {inside}/",)
+        notes = (
+            f"the command starts in the top folder of the snapshot ({main}), not in {inside}/",
+        )
     return Program(None, tuple(command), main, notes=notes)
 
 
-_SAVE_OPTIONS = {"megatron": "--save-interval N", "torchtitan": "--checkpoint.interval N", "nanochat": "--save-every N",
-                 "lightning": "ModelCheckpoint(every_n_train_steps=N)", "verl": "trainer.save_freq=N",
-                 "": "--save_steps N for Hugging Face's Trainer and TRL"}  # fmt: skip
+_SAVE_OPTIONS = {
+    "megatron": "--save-interval N",
+    "torchtitan": "--checkpoint.interval N",
+    "nanochat": "--save-every N",
+    "lightning": "ModelCheckpoint(every_n_train_steps=N)",
+    "verl": "trainer.save_freq=N",
+    "": "--save_steps N for Hugging Face's Trainer and TRL",
+}
 
 
-_FOLLOWS = re.compile(rb"\bRUNNER_SAVE_EVERY\b|^\s*from training import [^#\n]*\bjob\b", re.MULTILINE)
+_FOLLOWS = re.compile(
+    rb"\bRUNNER_SAVE_EVERY\b|^\s*from training import [^#\n]*\bjob\b", re.MULTILINE
+)
 
 
 def check_saves(job: Job, program: Program) -> None:

@@ -50,20 +50,30 @@ class Locked:
     def changed_files(self) -> tuple[str, ...]:
         """The files of the run folder that are missing or have changed."""
         wanted = self.tables.get("files", {})
-        return tuple(name for name, sha256 in wanted.items() if _sha256(self.folder / name) != sha256)
+        return tuple(
+            name for name, sha256 in wanted.items() if _sha256(self.folder / name) != sha256
+        )
 
     @property
     def code(self) -> tuple[str, ...] | None:
         """The files of the snapshot; None if it is missing or has changed."""
         table = self.tables.get("code", {})
-        run = Run(self.name, self.folder, "", "", "", str(self.tables.get("run", {}).get("created", "")))
+        run = Run(
+            self.name, self.folder, "", "", "", str(self.tables.get("run", {}).get("created", ""))
+        )
         if not table.get("files"):
             return ()
         tree = diff.tree_of_run(run, int(table["files"]))
         if tree is None or not tree.files:
             return None
-        names = tuple(name for name, path in tree.files.items() if path.lstat().st_mtime <= tree.since)
-        return names if snapshot.fingerprint_of_folder(run.code, names) == table.get("content") else None
+        names = tuple(
+            name for name, path in tree.files.items() if path.lstat().st_mtime <= tree.since
+        )
+        return (
+            names
+            if snapshot.fingerprint_of_folder(run.code, names) == table.get("content")
+            else None
+        )
 
 
 def find(word: str, runs: Path) -> Locked:
@@ -88,13 +98,18 @@ def is_whole(locked: Locked) -> bool:
 def changed_script(locked: Locked) -> tuple[str, bool]:
     """(the path of the user's batch script if it has changed since, else empty; whether the run has a copy)."""
     path = str(locked.tables["job"].get("batch", ""))
-    changed = path if path and _sha256(Path(path)) != locked.tables["run"].get("script_sha256") else ""
+    changed = (
+        path if path and _sha256(Path(path)) != locked.tables["run"].get("script_sha256") else ""
+    )
     return changed, (locked.folder / "script" / Path(path).name).is_file()
 
 
 def losses(locked: Locked) -> tuple[str, ...]:
     """The parts that cannot be restored, one line each."""
-    words = (*locked.tables.get("job", {}).get("command", ()), *locked.tables.get("job", {}).get("arguments", ()))
+    words = (
+        *locked.tables.get("job", {}).get("command", ()),
+        *locked.tables.get("job", {}).get("arguments", ()),
+    )
     now = hub.revisions(words, locked.folder, locked.tables.get("job.env", {}))
     return tuple(
         f"{name}: the run used {before}; the cache now has {now.get(name, hub.NOT_HERE)}"
@@ -110,10 +125,20 @@ def same_bytes(locked: Locked, runs: Path, report: Report, tags: Sequence[str] =
     with ExitStack() as undo:
         undo.callback(folders.remove, folder)
         run = replace(
-            old, name=folder.name, folder=folder, created=datetime.now().astimezone().isoformat(), state=PREPARING,
-            job_ids=(), host="", process="", slurm=scheduler_of(old.scheduler).version(), tags=tuple(tags), sweep="",
-            parameters=old.parameters if tables["job"].get("batch") else {}, after=(),
-        )  # fmt: skip
+            old,
+            name=folder.name,
+            folder=folder,
+            created=datetime.now().astimezone().isoformat(),
+            state=PREPARING,
+            job_ids=(),
+            host="",
+            process="",
+            slurm=scheduler_of(old.scheduler).version(),
+            tags=tuple(tags),
+            sweep="",
+            parameters=old.parameters if tables["job"].get("batch") else {},
+            after=(),
+        )
         save(run)
         folders.copy(tables["files"], locked.folder, folder)
         folders.make(run.code)
@@ -167,14 +192,21 @@ def code_from_git(code: Table, root: Path, target: Path, diff: Path | None) -> t
     lost = [f"the file {name}: it was never committed" for name in code.get("untracked", ())]
     changed: Sequence[str] = code.get("modified", ())
     if changed and diff is not None and diff.is_file():
-        alone = {"GIT_CEILING_DIRECTORIES": str(target.parent)}  # ignore a git repository that contains `target`
+        alone = {
+            "GIT_CEILING_DIRECTORIES": str(target.parent)
+        }  # ignore a git repository that contains `target`
         process.run(("git", "-C", str(target), "apply", "--binary", str(diff)), env=alone)
     else:
-        lost += [f"the changes to {name}: they were not committed, and {DIFF} is gone" for name in changed]
+        lost += [
+            f"the changes to {name}: they were not committed, and {DIFF} is gone"
+            for name in changed
+        ]
     return tuple(lost)
 
 
-def need_image(locked: Locked, project: Project, environ: Mapping[str, str], report: Report, *, dry_run: bool) -> None:
+def need_image(
+    locked: Locked, project: Project, environ: Mapping[str, str], report: Report, *, dry_run: bool
+) -> None:
     """Recreate the squashfs file if it is missing: from its recipe, or else from the source of the import.
 
     Raises RunnerError if the result is a different image, or if Sarus Suite's store lacks the image.
@@ -191,20 +223,32 @@ def need_image(locked: Locked, project: Project, environ: Mapping[str, str], rep
         report.say(f"would rebuild image {path.name} from {table.get('source')}")
         return
     options = ImportOptions(architecture=table.get("architecture") or None)
-    report.say(f"the image {path.name} no longer exists; rebuilding it from {f'the recipe {name}' if name else source}")
+    report.say(
+        f"the image {path.name} no longer exists; rebuilding it from {f'the recipe {name}' if name else source}"
+    )
     if name:
         platform = f"linux/{table['architecture']}" if table.get("architecture") else None
         build(load_recipe(name, project), BuildOptions(platform=platform), environ, report)
         source = name
     digest = table.get("digest", "")
     # the tag of a registry reference may have moved
-    pinned = f"{source}@{digest}" if source.startswith("docker://") and digest and "@" not in source else source
-    made = import_image(ImportRequest(pinned, path.parent, project, environ, options), report).squashfs
+    pinned = (
+        f"{source}@{digest}"
+        if source.startswith("docker://") and digest and "@" not in source
+        else source
+    )
+    made = import_image(
+        ImportRequest(pinned, path.parent, project, environ, options), report
+    ).squashfs
     if made.path != path:
         raise RunnerError(
             f"cannot restore the image {path.name}",
             f"importing {source} now produces another image, {made.path.name}"
-            + (f"; the run used the recipe {recipe.get('content')}, at {recipe.get('revision', '?')}" if name else ""),
+            + (
+                f"; the run used the recipe {recipe.get('content')}, at {recipe.get('revision', '?')}"
+                if name
+                else ""
+            ),
             "check out that version of the recipe and try again, or launch again with the current image",
         )
 
@@ -215,9 +259,15 @@ def _need_stored(table: Mapping[str, Any], recipe: Mapping[str, Any], report: Re
     row = sarus_store.find(reference, sarus_store.list_images())
     if row is None:
         source = str(table.get("source", ""))
-        command = f"runner build {recipe['name']} --import" if recipe.get("name") else f"runner import {source}"
+        command = (
+            f"runner build {recipe['name']} --import"
+            if recipe.get("name")
+            else f"runner import {source}"
+        )
         revision = f"   (the recipe was at {recipe['revision']})" if recipe.get("revision") else ""
         why = "sarusctl images does not list it"
-        raise RunnerError(f"the image {reference} is not in Sarus Suite's store", why, f"{command}{revision}")
+        raise RunnerError(
+            f"the image {reference} is not in Sarus Suite's store", why, f"{command}{revision}"
+        )
     if row.id != table["store_id"]:
         report.warn(f"{reference} in the store is {row.id}, and the run used {table['store_id']}")

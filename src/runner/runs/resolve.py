@@ -34,7 +34,9 @@ def resolve(layers: Sequence[Layer], environment: Environment, site: Site) -> Jo
     script, command = setting_of("script", layers).value, setting_of("command", layers).value
     if script is None and not command:
         raise _no_program(layers)
-    computed: dict[str, Setting] = {}  # the weakest layer: defaults that are computed from other settings
+    computed: dict[
+        str, Setting
+    ] = {}  # the weakest layer: defaults that are computed from other settings
     site_layer = _site_layer(site, script)
     layers = (*layers, site_layer, computed)
     _compute(computed, layers, site, script or command[command[0] == "-m" and len(command) > 1])
@@ -42,7 +44,9 @@ def resolve(layers: Sequence[Layer], environment: Environment, site: Site) -> Jo
     if found["launcher"] is site_layer.get("launcher") and _is_one_process(found):
         found["launcher"] = Setting("none", Origin("one process needs no launcher"))
     if found["launcher"].value not in LAUNCHERS:
-        raise unknown("launcher", found["launcher"].value, LAUNCHERS, place=found["launcher"].origin.place)
+        raise unknown(
+            "launcher", found["launcher"].value, LAUNCHERS, place=found["launcher"].origin.place
+        )
     parts = {each.name for each in fields(Resources)}
     mine = {each.name for each in fields(Job)} & KEYS.keys() - {"environment"}
     job = Job(
@@ -66,7 +70,9 @@ def setting_of(name: str, layers: Sequence[Layer]) -> Setting:
     values = [setting.value for setting in reversed(having)]
     if KEYS[name].kind is tuple:
         return Setting(tuple(word for words in values for word in words), having[0].origin)
-    return Setting({key: value for table in values for key, value in table.items()}, having[0].origin)
+    return Setting(
+        {key: value for table in values for key, value in table.items()}, having[0].origin
+    )
 
 
 def _of_one_program(layers: Sequence[Layer]) -> tuple[Layer, ...]:
@@ -80,10 +86,14 @@ def _of_one_program(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     for layer in layers:
         if "script" in layer and "command" in layer:
             raise RunnerError(
-                "both a script and a command are given", "a job starts one program", "leave out one of the two"
+                "both a script and a command are given",
+                "a job starts one program",
+                "leave out one of the two",
             )
         # the launcher for a script also works for another script, which may be the same one at another path
-        own = replaced | ({"launcher"} if replaced and not (has_script and "script" in layer) else set())
+        own = replaced | (
+            {"launcher"} if replaced and not (has_script and "script" in layer) else set()
+        )
         kept.append({name: setting for name, setting in layer.items() if name not in own})
         if not replaced and ("script" in layer or "command" in layer):
             replaced, has_script = {"script", "command", "batch", "name"}, "script" in layer
@@ -91,7 +101,14 @@ def _of_one_program(layers: Sequence[Layer]) -> tuple[Layer, ...]:
 
 
 def _no_program(layers: Sequence[Layer]) -> RunnerError:
-    path = next((name.origin.place.path for layer in layers if (name := layer.get("name")) and name.origin.place), None)
+    path = next(
+        (
+            name.origin.place.path
+            for layer in layers
+            if (name := layer.get("name")) and name.origin.place
+        ),
+        None,
+    )
     if path:
         return RunnerError(
             "nothing to run",
@@ -107,7 +124,9 @@ def _site_layer(site: Site, script: str | None) -> Layer:
     found = {}
     for name, key in KEYS.items():
         value = getattr(site, name) if key.site else None
-        if value is not None and (name != "launcher" or (script is not None and script.endswith(".py"))):
+        if value is not None and (
+            name != "launcher" or (script is not None and script.endswith(".py"))
+        ):
             found[name] = Setting(value, _site_origin(site, name))
     return found
 
@@ -116,7 +135,9 @@ def _site_origin(site: Site, name: str) -> Origin:
     return site.origins.get(name, Origin(f"site {site.name}"))
 
 
-def _compute(computed: dict[str, Setting], layers: Sequence[Layer], site: Site, program: str) -> None:
+def _compute(
+    computed: dict[str, Setting], layers: Sequence[Layer], site: Site, program: str
+) -> None:
     """Compute defaults from other settings. `computed` is the weakest of the layers."""
 
     def default(name: str, value: object) -> None:
@@ -126,13 +147,20 @@ def _compute(computed: dict[str, Setting], layers: Sequence[Layer], site: Site, 
     default("name", re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:60] or "job")
     default("launcher", "none")
     gpus = setting_of("gpus_per_node", layers).value
-    without_gpus = setting_of("cpu_tasks_per_node", layers)  # the default for jobs that can run with and without GPUs
+    without_gpus = setting_of(
+        "cpu_tasks_per_node", layers
+    )  # the default for jobs that can run with and without GPUs
     default("tasks_per_node", 1 if setting_of("launcher", layers).value == "none" else max(1, gpus))
     if gpus == 0 and without_gpus.value is not None:
         computed["tasks_per_node"] = without_gpus
-    default("cpus_per_task", max(1, _cpus(site, gpus) // max(1, setting_of("tasks_per_node", layers).value)))
+    default(
+        "cpus_per_task",
+        max(1, _cpus(site, gpus) // max(1, setting_of("tasks_per_node", layers).value)),
+    )
     if gpus and (limit := re.fullmatch(r"(\d+)([KMGT]?)", site.memory_per_gpu or "")):
-        computed["memory"] = Setting(f"{int(limit[1]) * gpus}{limit[2]}", _site_origin(site, "memory_per_gpu"))
+        computed["memory"] = Setting(
+            f"{int(limit[1]) * gpus}{limit[2]}", _site_origin(site, "memory_per_gpu")
+        )
     default("preflight", gpus > 0 and not site.is_local)
     chain = setting_of("chain", layers).value
     if chain:  # each job of a chain continues after the time limit of the one before
@@ -149,7 +177,9 @@ def _notes(found: Mapping[str, Setting], site: Site) -> tuple[str, ...]:
         return ()
     notes = []
     if found["gpus_per_node"].origin is DEFAULT:
-        notes.append(f"requesting no GPUs: neither the job nor site {site.name} sets gpus_per_node (--gpus-per-node N)")
+        notes.append(
+            f"requesting no GPUs: neither the job nor site {site.name} sets gpus_per_node (--gpus-per-node N)"
+        )
     if found["spare_nodes"].value or found["min_nodes"].value:
         notes.append(
             "losing the first node, where the batch script runs, ends the allocation: the job is then queued again"
@@ -173,7 +203,10 @@ def _cpus(site: Site, gpus: int) -> int:
 _SAVE_KEY = "checkpoint_seconds"  # key of an entry in metrics.jsonl: how long a save took
 _RUNS = 10  # look only at the newest runs of the job; older ones may have used another model
 _TAIL_BYTES = 1 << 20
-_FACTOR, _EXTRA_SECONDS = 2, 30  # the file system may be slow, and the current training step must end first
+_FACTOR, _EXTRA_SECONDS = (
+    2,
+    30,
+)  # the file system may be slow, and the current training step must end first
 _MOST = 65535  # sbatch(1), --signal
 
 
@@ -181,13 +214,20 @@ def with_measured(job: Job, runs: Path) -> Job:
     """The job, with an earlier signal if a save of one of its earlier runs took too long for `save_seconds`."""
     if not job.save_seconds:
         return job
-    seconds, run = max(((max(taken), run) for run, taken in _saves(job.name, runs, _SAVE_KEY)), default=(0.0, ""))
+    seconds, run = max(
+        ((max(taken), run) for run, taken in _saves(job.name, runs, _SAVE_KEY)), default=(0.0, "")
+    )
     needed = min(math.ceil(_FACTOR * seconds + _EXTRA_SECONDS), _MOST)
     if not run or needed <= job.save_seconds:
         return job
     origin = Origin(f"measured: a save of {run} took {seconds:.0f} s")
     note = f"the job saves {needed} s before its limit, not {job.save_seconds} s: {run} took {seconds:.0f} s to save"
-    return replace(job, save_seconds=needed, origins={**job.origins, "save_seconds": origin}, notes=(*job.notes, note))
+    return replace(
+        job,
+        save_seconds=needed,
+        origins={**job.origins, "save_seconds": origin},
+        notes=(*job.notes, note),
+    )
 
 
 def _saves(name: str, runs: Path, key: str) -> Iterator[tuple[str, list[float]]]:
@@ -224,7 +264,11 @@ def with_save_every(job: Job, program: Program, site: Site, runs: Path | None) -
     job = replace(job, env={**job.env, "RUNNER_SAVE_EVERY": str(job.save_every)})
     if job.save_every != "auto":
         return job
-    found = Setting(site.failure_hours, _site_origin(site, "failure_hours")) if site.failure_hours else _PUBLISHED
+    found = (
+        Setting(site.failure_hours, _site_origin(site, "failure_hours"))
+        if site.failure_hours
+        else _PUBLISHED
+    )
     why = f"1 failure in {found.value:,} node-hours: {found.origin.source}"
     failures, node_hours = _failures(site.name, runs) if runs else (0, 0)
     if node_hours >= 1:
@@ -233,7 +277,9 @@ def with_save_every(job: Job, program: Program, site: Site, runs: Path | None) -
     first = "first save after 300 s, to measure how long it takes"
     for run, waits in _saves(job.name, runs, _WAIT_KEY) if runs else ():
         first = f"a save of {run} took {waits[-1]:.1f} s"
-    origin = replace(job.origins["save_every"], source=f"{first}; a failure every {hours:.1f} h ({why})")
+    origin = replace(
+        job.origins["save_every"], source=f"{first}; a failure every {hours:.1f} h ({why})"
+    )
     env = {**job.env, "RUNNER_FAILURE_HOURS": f"{hours:.2f} ({why})"}
     return replace(job, env=env, origins={**job.origins, "save_every": origin})
 
@@ -244,5 +290,7 @@ def _failures(site: str, runs: Path) -> tuple[int, float]:
 
     found = [run for run in list_runs(runs) if run.site == site][-_RUNS_WITH_FAILURES:]
     ended = [(run, attempt, attempt.last_sign or 0) for run in found for attempt in run.attempts]
-    seconds = sum((end - attempt.started) * run.nodes for run, attempt, end in ended if attempt.started)
+    seconds = sum(
+        (end - attempt.started) * run.nodes for run, attempt, end in ended if attempt.started
+    )
     return sum(attempt.cause in ("node_failure", "hang") for _, attempt, _ in ended), seconds / 3600

@@ -128,7 +128,9 @@ class Run:
     @property
     def unread(self) -> str:
         """The trainer that the job names, if it found no step in the log; else empty."""
-        return next((name for attempt in self.attempts if (name := attempt.text("unread").strip())), "")
+        return next(
+            (name for attempt in self.attempts if (name := attempt.text("unread").strip())), ""
+        )
 
     @property
     def rungs(self) -> tuple[Rung, ...]:
@@ -157,7 +159,9 @@ _LISTS = frozenset(each.name for each in fields(Run) if each.default == ())
 def save(run: Run) -> None:
     """Write RUN/run.json."""
     # first: the batch script, too, writes this line there (record_rungs in payload/in_place.sh)
-    record = {"rungs": run.rungs} | {key: value for key, value in asdict(run).items() if key in _WRITTEN}
+    record = {"rungs": run.rungs} | {
+        key: value for key, value in asdict(run).items() if key in _WRITTEN
+    }
     # ASCII, because a command line may contain bytes that are not valid UTF-8, which only JSON's escapes can represent
     path, text = run.folder / RECORD, json.dumps(record, indent=2) + "\n"
     # the user's words (command line, tags) are checked once; later writes only change what Slurm reported
@@ -177,11 +181,15 @@ def load(folder: Path) -> Run:
         return Run(folder=folder, **values)
     except FileNotFoundError:
         raise RunnerError(
-            f"{folder} is not a run folder", f"it has no {RECORD}", "use a run that `runner status` lists"
+            f"{folder} is not a run folder",
+            f"it has no {RECORD}",
+            "use a run that `runner status` lists",
         ) from None
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise RunnerError(
-            f"cannot read {path}", str(error), "restore the file, or remove the run folder if you no longer need it"
+            f"cannot read {path}",
+            str(error),
+            "restore the file, or remove the run folder if you no longer need it",
         ) from error
 
 
@@ -283,7 +291,9 @@ def find_run(word: str, runs_folder: Path) -> Run:
         return runs[-1]
     for run in reversed(runs):
         # `123.0` is a step of a job; `123_4` is a task of the array of a sweep, or of a user's own array
-        if run.job_ids and {word.split(".")[0], word.replace("_", ".").split(".")[0]} & {*run.job_ids}:
+        if run.job_ids and {word.split(".")[0], word.replace("_", ".").split(".")[0]} & {
+            *run.job_ids
+        }:
             return run
     if of_array := _of_array(word, runs):
         return find_run(of_array[0].sweep, runs_folder)  # raises the error that this is a sweep
@@ -303,13 +313,19 @@ def _unknown_run(word: str, runs: tuple[Run, ...], runs_folder: Path) -> RunnerE
         )
     names = [run.name for run in runs]
     if word.isdigit() or word.startswith("local-"):
-        newest = ", ".join(f"{run.job_id} ({run.name})" for run in reversed(runs[-5:]) if run.job_id)
+        newest = ", ".join(
+            f"{run.job_id} ({run.name})" for run in reversed(runs[-5:]) if run.job_id
+        )
         return RunnerError(
             f"no run has the job id {word!r}",
             f"the newest job ids in {runs_folder}: {newest or 'none'}",
             "give --site or RUNNER_RUNS if the run is on another site; its run folder may also have been deleted",
         )
-    error = unknown("run", word, names[-12:], "`runner status` lists the runs; a path to a run folder works too")
+    error = unknown(
+        "run", word, names[-12:], "`runner status` lists the runs; a path to a run folder works too"
+    )
     if (runs_folder / word).is_dir():
-        error.why = f"the folder {runs_folder / word} has no {RECORD}, because its launch was interrupted"
+        error.why = (
+            f"the folder {runs_folder / word} has no {RECORD}, because its launch was interrupted"
+        )
     return error

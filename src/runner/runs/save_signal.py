@@ -38,7 +38,9 @@ def with_save_signal(job: Job, program: Program, project: Project, site: Site) -
     notes = job.notes
     if not site.is_local and (why := _will_not_save(job, saving, text)):
         notes += (f"the program will not save at the time limit: {why}; add {saving.add}",)
-    return replace(job, save_signal=saving.signals, origins={**job.origins, "save_signal": origin}, notes=notes)
+    return replace(
+        job, save_signal=saving.signals, origins={**job.origins, "save_signal": origin}, notes=notes
+    )
 
 
 def _will_not_save(job: Job, saving: trainer.Saving, text: str) -> str:

@@ -24,5 +24,14 @@ def names_and_state(root: Path) -> Names | None:
         return None
     state = json.loads(text)
     names = os.fsdecode(files.content(f"{root}/{FILES}")).split("\0")
-    git = Git(state["commit"], tuple(state["modified"]), tuple(state["untracked"])) if "commit" in state else None
-    return tuple(filter(None, names)), git, [(name, why) for name, why in state["left_out"]], state["notes"]
+    git = (
+        Git(state["commit"], tuple(state["modified"]), tuple(state["untracked"]))
+        if "commit" in state
+        else None
+    )
+    return (
+        tuple(filter(None, names)),
+        git,
+        [(name, why) for name, why in state["left_out"]],
+        state["notes"],
+    )

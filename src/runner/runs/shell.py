@@ -107,10 +107,15 @@ def prepared(
     if run is not None and request.without_scheduler:
         why = "a run's shell opens where the run's job is, or in an allocation like it"
         raise RunnerError(
-            f"--here cannot open {run.name}", why, "leave out --here, or name an environment", exit_code=2
+            f"--here cannot open {run.name}",
+            why,
+            "leave out --here, or name an environment",
+            exit_code=2,
         )
     if run is not None:
-        yield _call(_place_of_run(run, environ, report), request, environ, report, write=not dry_run)
+        yield _call(
+            _place_of_run(run, environ, report), request, environ, report, write=not dry_run
+        )
         return
     report.detail(f"site {site.name} ({why})")
     environment = find_environment(request.where, project, environ, site, report)
@@ -118,14 +123,18 @@ def prepared(
     engine = request.engine or ""
     if request.without_scheduler and engine in ("ce", "pyxis"):
         why = f"the engine {engine} is an option of srun, so it works only in an allocation"
-        raise RunnerError("cannot open a container on this machine", why, "leave out --here", exit_code=2)
+        raise RunnerError(
+            "cannot open a container on this machine", why, "leave out --here", exit_code=2
+        )
     image = find_image(environment, site, environ, engine, strict=not dry_run)
     if image.missing and make_image is not None and not dry_run:
         make_image(environment, image, site)
         image = find_image(environment, site, environ, engine)
     if image.missing and not dry_run:
         raise missing_image(image, environment, environ)
-    say = report.detail if request.files else report.say  # with `files`, `prefetch` has already printed it
+    say = (
+        report.detail if request.files else report.say
+    )  # with `files`, `prefetch` has already printed it
     say(f"environment {environment.name}, site {site.name}")
     environment = run_environment(in_live_folder(environment, project, say), image)
     runs = site.runs(environ, project)
@@ -149,20 +158,34 @@ def named_run(word: str | None, runs: Path, project: Project) -> Run | None:
         return None
     named = word == "last" or word.isdigit() or word.startswith("local-")
     # an environment may have a name like a run's: NAME-2026
-    named = named or (bool(re.fullmatch(r"[A-Za-z0-9._-]+-\d{4}", word)) and word not in project.names("edf"))
-    if named or (runs / word / RECORD).is_file() or ("/" in word and (Path(word).expanduser() / RECORD).is_file()):
+    named = named or (
+        bool(re.fullmatch(r"[A-Za-z0-9._-]+-\d{4}", word)) and word not in project.names("edf")
+    )
+    if (
+        named
+        or (runs / word / RECORD).is_file()
+        or ("/" in word and (Path(word).expanduser() / RECORD).is_file())
+    ):
         return find_run(word, runs)
     return None
 
 
-def in_live_folder(environment: Environment, project: Project, say: Callable[[str], None]) -> Environment:
+def in_live_folder(
+    environment: Environment, project: Project, say: Callable[[str], None]
+) -> Environment:
     """The environment with the user's project folder mounted at the same path, and as working directory."""
     root = project.root or project.start
     if is_shared_place(root):
-        say("the shell starts in the image's working directory, because your folder is not a project")
+        say(
+            "the shell starts in the image's working directory, because your folder is not a project"
+        )
         return environment
     say(f"your folder {root} is mounted; your changes to its files are kept")
-    return replace(environment, workdir=str(project.start), mounts=(*environment.mounts, Mount(str(root), str(root))))
+    return replace(
+        environment,
+        workdir=str(project.start),
+        mounts=(*environment.mounts, Mount(str(root), str(root))),
+    )
 
 
 def _place_of_run(run: Run, environ: Mapping[str, str], report: Report) -> _Place:
@@ -170,7 +193,9 @@ def _place_of_run(run: Run, environ: Mapping[str, str], report: Report) -> _Plac
     edf = run.folder / EDF
     if not edf.is_file():
         raise RunnerError(
-            f"cannot open a shell in {run.name}", f"{edf} no longer exists", "use an environment: runner shell ENV"
+            f"cannot open a shell in {run.name}",
+            f"{edf} no longer exists",
+            "use an environment: runner shell ENV",
         )
     alone = Project(None, run.folder, run.folder)
     environment = replace(load_environment(str(edf), alone, environ), name=run.environment)
@@ -182,17 +207,29 @@ def _place_of_run(run: Run, environ: Mapping[str, str], report: Report) -> _Plac
             "opening a new container from the same image inside its allocation"
         )
     elif not run.is_local and status.active:
-        report.say(f"{run.name} is {status.state} and stays queued; requesting a separate allocation for this shell")
+        report.say(
+            f"{run.name} is {status.state} and stays queued; requesting a separate allocation for this shell"
+        )
     elif not run.is_local:
-        report.say(f"{run.name} is {status.state}: requesting an allocation for a new container from the same image")
+        report.say(
+            f"{run.name} is {status.state}: requesting an allocation for a new container from the same image"
+        )
     elif run.engine == "host":
-        report.say(f"opening a shell in the code snapshot of {run.name}, on this machine, outside any container")
+        report.say(
+            f"opening a shell in the code snapshot of {run.name}, on this machine, outside any container"
+        )
     else:
-        report.say(f"opening a new container from the image of {run.name}, in the run's code snapshot")
-    return _Place(load_site(run.site), environment, run.folder, status.job_id if inside else "", run)
+        report.say(
+            f"opening a new container from the image of {run.name}, in the run's code snapshot"
+        )
+    return _Place(
+        load_site(run.site), environment, run.folder, status.job_id if inside else "", run
+    )
 
 
-def _call(place: _Place, request: ShellRequest, environ: Mapping[str, str], report: Report, *, write: bool) -> Call:
+def _call(
+    place: _Place, request: ShellRequest, environ: Mapping[str, str], report: Report, *, write: bool
+) -> Call:
     """The program call for a place. With `write`, also write the engine's files into its folder."""
     engine = request.engine or (place.run.engine if place.run else "") or choose(place.site)[0]
     attachment = attach(place.environment, place.site, engine)
@@ -202,7 +239,10 @@ def _call(place: _Place, request: ShellRequest, environ: Mapping[str, str], repo
     if write:
         refuse_in(files)
         # in a run folder, write only files that do not exist yet
-        folders.fill(place.folder, {name: text for name, text in files.items() if not (place.folder / name).exists()})
+        folders.fill(
+            place.folder,
+            {name: text for name, text in files.items() if not (place.folder / name).exists()},
+        )
     words = tuple(word.replace(FOLDER, str(place.folder)) for word in request.command)
     name = place.run.name if place.run else place.environment.name
     command = (*_like_a_task(place), *(words or prompt(request.terminal, name)))
@@ -218,10 +258,16 @@ def _call(place: _Place, request: ShellRequest, environ: Mapping[str, str], repo
     prefix = tuple(expand(word, variables, "a word of the engine") for word in attachment.prefix)
     if place.site.is_local and engine == "sarus":
         need_sarusctl()
-        report.say("sarusctl run does not pass this shell's variables on, except those of the environment")
+        report.say(
+            "sarusctl run does not pass this shell's variables on, except those of the environment"
+        )
         inside = ("env", *(f"{name}={value}" for name, value in own.items()))
         # after --, because sarusctl would take the command's options as its own
-        return Call(("sarusctl", "run", str(place.folder / EDF), "--", *inside, *prefix, *command), own, place.folder)
+        return Call(
+            ("sarusctl", "run", str(place.folder / EDF), "--", *inside, *prefix, *command),
+            own,
+            place.folder,
+        )
     if place.site.is_local:
         return Call((*prefix, *command), own, place.folder)
     flags = tuple(expand(word, variables, "a flag of the engine") for word in attachment.flags)
@@ -242,12 +288,19 @@ def _like_a_task(place: _Place) -> tuple[str, ...]:
     return ("/bin/sh", "-c", " && ".join([*steps, 'exec "$@"']), "sh")
 
 
-def _srun(place: _Place, attachment: Attachment, command: tuple[str, ...], request: ShellRequest) -> tuple[str, ...]:
+def _srun(
+    place: _Place, attachment: Attachment, command: tuple[str, ...], request: ShellRequest
+) -> tuple[str, ...]:
     process.need(("srun",))
     given = {**request.given, **command_line({"command": command, "tasks_per_node": 1})}
     job = resolve((given,), place.environment, place.site)
     argv = slurm_commands.shell(
-        attachment, command, place.job_id or None, pty=request.terminal, resources=job.resources, site=place.site
+        attachment,
+        command,
+        place.job_id or None,
+        pty=request.terminal,
+        resources=job.resources,
+        site=place.site,
     )
     return (argv[0], *place.site.srun, *job.srun, *argv[1:])
 

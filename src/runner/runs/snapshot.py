@@ -28,12 +28,33 @@ UNTRACKED_LIMIT = 10_000
 """the largest number of untracked files. More take seconds at each launch, and are usually data. Without git, all
 files are untracked"""
 # never code, in any folder
-_NOT_CODE = {".git", ".nox", ".tox", ".venv", "venv", "__pycache__", "node_modules", ".mypy_cache", ".ruff_cache",
-             ".pytest_cache", ".ipynb_checkpoints", "wandb", SENT}  # fmt: skip
+_NOT_CODE = {
+    ".git",
+    ".nox",
+    ".tox",
+    ".venv",
+    "venv",
+    "__pycache__",
+    "node_modules",
+    ".mypy_cache",
+    ".ruff_cache",
+    ".pytest_cache",
+    ".ipynb_checkpoints",
+    "wandb",
+    SENT,
+}
 # usually not code, unless git tracks them
 _BIG = {"data", "datasets", "runs", "outputs", "checkpoints", "models"}
 # usually contain secrets, unless git tracks them
-_SECRET = {".env", ".netrc", ".pypirc", ".git-credentials", "id_rsa", "id_ed25519", "credentials.json"}
+_SECRET = {
+    ".env",
+    ".netrc",
+    ".pypirc",
+    ".git-credentials",
+    "id_rsa",
+    "id_ed25519",
+    "credentials.json",
+}
 
 
 class Source(NamedTuple):
@@ -70,7 +91,9 @@ class Snapshot:
         all files of the user's folder."""
         if self.git is not None:
             return frozenset(self.git.untracked) - {self.needed}
-        return frozenset(self.sources[0].files if self.sources and self.sources[0].is_folder else ()) - {self.needed}
+        return frozenset(
+            self.sources[0].files if self.sources and self.sources[0].is_folder else ()
+        ) - {self.needed}
 
     def without(self, names: Collection[str], why: str) -> Snapshot:
         """The snapshot without these files."""
@@ -78,9 +101,21 @@ class Snapshot:
             return self
         sources = []
         for source in self.sources:
-            kept = [(name, size) for name, size in zip(source.files, source.sizes, strict=True) if name not in names]
-            sources.append(source._replace(files=tuple(n for n, _ in kept), sizes=tuple(size for _, size in kept)))
-        return replace(self, sources=tuple(sources), left_out=(*self.left_out, *((name, why) for name in names)))
+            kept = [
+                (name, size)
+                for name, size in zip(source.files, source.sizes, strict=True)
+                if name not in names
+            ]
+            sources.append(
+                source._replace(
+                    files=tuple(n for n, _ in kept), sizes=tuple(size for _, size in kept)
+                )
+            )
+        return replace(
+            self,
+            sources=tuple(sources),
+            left_out=(*self.left_out, *((name, why) for name in names)),
+        )
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -104,11 +139,15 @@ def plan(main: Path | None, script: Path | None = None, shipped: Path | None = N
 def begin(main: Path | None, script: Path | None, shipped: Path | None) -> Callable[[], Snapshot]:
     """Start git in the background, and return a function that waits for it and makes the plan."""
     has_git = main is not None and work_tree(main) is not None and process.which("git") is not None
-    question = Question(main) if main is not None and has_git and not (main / SENT).is_dir() else None
+    question = (
+        Question(main) if main is not None and has_git and not (main / SENT).is_dir() else None
+    )
     return lambda: _plan(main, script, shipped, question)
 
 
-def _plan(main: Path | None, script: Path | None, shipped: Path | None, question: Question | None) -> Snapshot:
+def _plan(
+    main: Path | None, script: Path | None, shipped: Path | None, question: Question | None
+) -> Snapshot:
     sources: list[Source] = []
     left_out: list[tuple[str, str]] = []
     notes: list[str] = []
@@ -131,11 +170,15 @@ def _plan(main: Path | None, script: Path | None, shipped: Path | None, question
 def secrets_left_out(snapshot: Snapshot, main: Path, folder: Path) -> list[str]:
     """Notes about files that a script in `folder` may read, but that are not in the snapshot of `main`."""
     paths = {
-        (place / name).relative_to(main) for place in (main, folder) for name in _SECRET if (place / name).exists()
+        (place / name).relative_to(main)
+        for place in (main, folder)
+        for name in _SECRET
+        if (place / name).exists()
     }
     names = sorted({path.as_posix() for path in paths} - {*snapshot.files})
     return [
-        f"{name} is not in the snapshot, because it may contain secrets: the script cannot read it" for name in names
+        f"{name} is not in the snapshot, because it may contain secrets: the script cannot read it"
+        for name in names
     ]
 
 
@@ -169,7 +212,12 @@ def _names(root: Path, question: Question | None) -> sent.Names:
         return _walk(root), None, [], [note] if work_tree(root) is not None else []
     answer = question.answer()
     if isinstance(answer, str):
-        return _walk(root), None, [], [f"git does not answer ({answer}): the commit and your changes are not recorded"]
+        return (
+            _walk(root),
+            None,
+            [],
+            [f"git does not answer ({answer}): the commit and your changes are not recorded"],
+        )
     tracked, git = answer
     code = tuple(name for name in git.untracked if not _skip(name))
     if len(code) > UNTRACKED_LIMIT:
@@ -196,7 +244,12 @@ def _too_many(root: Path, names: Sequence[str], *, git: bool) -> RunnerError:
 def _skip(name: str) -> bool:
     """Whether to leave out an untracked file: a cache, data, output of another run, or a file with secrets."""
     *above, last = name.split("/")
-    return bool({*above, last} & _NOT_CODE or (above and above[0] in _BIG) or last in _SECRET or last.endswith(".sqsh"))
+    return bool(
+        {*above, last} & _NOT_CODE
+        or (above and above[0] in _BIG)
+        or last in _SECRET
+        or last.endswith(".sqsh")
+    )
 
 
 def _walk(root: Path, below: str = "") -> tuple[str, ...]:
@@ -214,13 +267,17 @@ def _walk(root: Path, below: str = "") -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def _measure(root: Path, names: Sequence[str], tracked: set[str]) -> tuple[Source, list[tuple[str, str]]]:
+def _measure(
+    root: Path, names: Sequence[str], tracked: set[str]
+) -> tuple[Source, list[tuple[str, str]]]:
     """(the files that exist and are not too large, the files that are left out with the reason)."""
     kept: list[tuple[str, int]] = []
     left_out: list[tuple[str, str]] = []
     for name in names:
         try:
-            found = os.lstat(f"{root}/{name}")  # creating a Path for each of many files takes longer than lstat itself
+            found = os.lstat(
+                f"{root}/{name}"
+            )  # creating a Path for each of many files takes longer than lstat itself
         except OSError:
             if "\ufffd" in name:
                 left_out.append((name, "its name is not UTF-8"))
@@ -231,14 +288,24 @@ def _measure(root: Path, names: Sequence[str], tracked: set[str]) -> tuple[Sourc
             left_out.append((name, "it is neither a file nor a symlink"))
         elif found.st_size > FILE_LIMIT_BYTES:
             kind = "git tracks it, but " if name in tracked else ""
-            left_out.append((name, f"{kind}it is larger than {FILE_LIMIT_BYTES >> 20} MiB ({found.st_size >> 20} MiB)"))
+            left_out.append(
+                (
+                    name,
+                    f"{kind}it is larger than {FILE_LIMIT_BYTES >> 20} MiB ({found.st_size >> 20} MiB)",
+                )
+            )
         else:
             kept.append((name, found.st_size))
     kept, dropped = _within_total(kept)
-    return Source(root, tuple(name for name, _ in kept), tuple(size for _, size in kept)), [*left_out, *dropped]
+    return Source(root, tuple(name for name, _ in kept), tuple(size for _, size in kept)), [
+        *left_out,
+        *dropped,
+    ]
 
 
-def _within_total(kept: list[tuple[str, int]]) -> tuple[list[tuple[str, int]], list[tuple[str, str]]]:
+def _within_total(
+    kept: list[tuple[str, int]],
+) -> tuple[list[tuple[str, int]], list[tuple[str, str]]]:
     """Leave out the largest files until the rest fits the limit."""
     total = sum(size for _, size in kept)
     dropped: set[str] = set()
@@ -248,7 +315,9 @@ def _within_total(kept: list[tuple[str, int]]) -> tuple[list[tuple[str, int]], l
         dropped.add(name)
         total -= size
     why = f"all code together exceeds {TOTAL_LIMIT_BYTES >> 20} MiB, so the largest files are left out"
-    return [each for each in kept if each[0] not in dropped], [(name, why) for name in sorted(dropped)]
+    return [each for each in kept if each[0] not in dropped], [
+        (name, why) for name in sorted(dropped)
+    ]
 
 
 def _single(script: Path, sources: Iterable[Source]) -> Source:
@@ -299,12 +368,20 @@ def unused_stores(runs: Path) -> tuple[Path, ...]:
     """The copies to which no run has links any more, except those that a launch may still be creating."""
     if not (runs / STORE).is_dir():
         return ()
-    old = (path for path in (runs / STORE).iterdir() if time.time() - path.lstat().st_mtime > _LAUNCH_SECONDS)
+    old = (
+        path
+        for path in (runs / STORE).iterdir()
+        if time.time() - path.lstat().st_mtime > _LAUNCH_SECONDS
+    )
     return tuple(path for path in old if path.is_dir() and not _has_links(path))
 
 
 def _has_links(store: Path) -> bool:
-    return any(os.lstat(f"{folder}/{name}").st_nlink > 1 for folder, _, names in os.walk(store) for name in names)
+    return any(
+        os.lstat(f"{folder}/{name}").st_nlink > 1
+        for folder, _, names in os.walk(store)
+        for name in names
+    )
 
 
 def summed(snapshot: Snapshot) -> Snapshot:
@@ -314,7 +391,9 @@ def summed(snapshot: Snapshot) -> Snapshot:
     """
     roots = {name: source.root for source in reversed(snapshot.sources) for name in source.files}
     loose = snapshot.loose
-    sums = _sums(((name, roots[name] / name) for name in snapshot.files), careful=True, may_lack=loose)
+    sums = _sums(
+        ((name, roots[name] / name) for name in snapshot.files), careful=True, may_lack=loose
+    )
     gone = [name for name in snapshot.files if name not in sums]
     snapshot = snapshot.without(gone, "it was removed during the launch")
     return replace(snapshot, sums=sums, content=_total(sums))
@@ -332,12 +411,16 @@ def unchanged(snapshot: Snapshot, code: Path) -> Snapshot:
         return snapshot
     if found := [name for name in changed if name not in loose]:
         raise RunnerError(
-            f"{found[0]} changed while runner copied it", "its checksum is no longer the same", "launch again"
+            f"{found[0]} changed while runner copied it",
+            "its checksum is no longer the same",
+            "launch again",
         )
     for name in changed:
         folders.discard(code / name)
     kept = {name: line for name, line in snapshot.sums.items() if name not in changed}
-    return replace(snapshot.without(changed, "it changed during the launch"), sums=kept, content=_total(kept))
+    return replace(
+        snapshot.without(changed, "it changed during the launch"), sums=kept, content=_total(kept)
+    )
 
 
 def fingerprint_of_folder(code: Path, names: Iterable[str]) -> str:

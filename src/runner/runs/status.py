@@ -59,21 +59,38 @@ class RunStatus:
 
     def record(self) -> dict[str, object]:
         """What --json prints."""
-        own = {key: value for key, value in asdict(self).items() if key not in ("run", "progress", "live")}
+        own = {
+            key: value
+            for key, value in asdict(self).items()
+            if key not in ("run", "progress", "live")
+        }
         run = self.run
         known = self.progress.record(running=self.state == "RUNNING") if self.progress else {}
         own |= {"job_id": self.job_id or run.job_id, "gpu_hours_limit": run.gpu_hours or None}
-        return {"run": run.name, "job_ids": list(run.job_ids), "job": run.job, "site": run.site,
-                "scheduler": run.scheduler, "created": run.created, "environment": run.environment,
-                "attempts": len(run.attempts), "folder": str(run.folder), "log": str(run.log), **own,
-                **dict.fromkeys(metrics.NAMES), **known}  # fmt: skip
+        return {
+            "run": run.name,
+            "job_ids": list(run.job_ids),
+            "job": run.job,
+            "site": run.site,
+            "scheduler": run.scheduler,
+            "created": run.created,
+            "environment": run.environment,
+            "attempts": len(run.attempts),
+            "folder": str(run.folder),
+            "log": str(run.log),
+            **own,
+            **dict.fromkeys(metrics.NAMES),
+            **known,
+        }
 
 
 def ask(runs: Sequence[Run]) -> tuple[RunStatus, ...]:
     """The status of each run, in order, with at most two scheduler queries for all of them."""
     runs = [with_newest_job(run) for run in runs]
     submitted = [run for run in runs if run.state != PREPARING and run.job_id]
-    asked = [pair for scheduler, some in by_scheduler(submitted) for pair in scheduler.statuses(some)]
+    asked = [
+        pair for scheduler, some in by_scheduler(submitted) for pair in scheduler.statuses(some)
+    ]
     found = {(run.name, run.folder): (run, job) for run, job in asked}
     return tuple(_status(*found.get((run.name, run.folder), (run, _INTERRUPTED))) for run in runs)
 
@@ -113,7 +130,11 @@ def gpu_hours(run: Run, now: float) -> float | None:
     return round(sum(spent) / 3600, 3) if spent else None
 
 
-SHORTEST, LONGEST, GROWTH = 2.0, 30.0, 1.3  # seconds between two queries; the pause grows while nothing changes
+SHORTEST, LONGEST, GROWTH = (
+    2.0,
+    30.0,
+    1.3,
+)  # seconds between two queries; the pause grows while nothing changes
 
 
 def watch(

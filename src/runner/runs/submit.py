@@ -49,7 +49,9 @@ def check_room(folder: Path) -> tuple[str, ...]:
     return ()
 
 
-def submit(plan: RunPlan, runs: Path, command_line: Sequence[str], report: Report, tags: Sequence[str] = ()) -> Run:
+def submit(
+    plan: RunPlan, runs: Path, command_line: Sequence[str], report: Report, tags: Sequence[str] = ()
+) -> Run:
     """Create the run folder, start the job, and return the run. On any failure or Ctrl-C, the folder is removed."""
     budget.check(plan, runs, 1)
     plan = checked(plan, runs, report)
@@ -75,7 +77,11 @@ def checked(plan: RunPlan, runs: Path, report: Report) -> RunPlan:
     for note in check_room(runs):
         report.warn(note)
     secrets.check()
-    options = plan.batch.options if plan.batch else re.findall(r"^#SBATCH --([\w-]+)", plan.script, re.MULTILINE)
+    options = (
+        plan.batch.options
+        if plan.batch
+        else re.findall(r"^#SBATCH --([\w-]+)", plan.script, re.MULTILINE)
+    )
     scheduler_of(plan.site.scheduler).check_options(options, report)
     if plan.batch is not None:
         plan = _without_secrets(plan, plan.batch, report)
@@ -83,7 +89,9 @@ def checked(plan: RunPlan, runs: Path, report: Report) -> RunPlan:
     _tell_left_out(plan.snapshot, taken, report)
     if (squashfs := image.squashfs) is not None and not squashfs.sha256:
         size = f"{squashfs.size_bytes / 1e9:.1f} GB"
-        report.say(f"computing the SHA-256 of {squashfs.path.name} ({size}) for the run's lock file (once per image)")
+        report.say(
+            f"computing the SHA-256 of {squashfs.path.name} ({size}) for the run's lock file (once per image)"
+        )
         with files.explained(f"read {squashfs.path}"):
             image = image._replace(squashfs=with_sha256(squashfs))
     return replace(plan, image=image, snapshot=taken)
@@ -97,7 +105,9 @@ def _without_secrets(plan: RunPlan, batch: Batch, report: Report) -> RunPlan:
     except RunnerError as error:
         if batch.in_snapshot is not None or not batch.reads_bash_env:  # it runs from a copy
             raise
-        report.warn(f"the run folder gets no copy of the code, and none of the script: {error.what}")
+        report.warn(
+            f"the run folder gets no copy of the code, and none of the script: {error.what}"
+        )
         files = {name: text for name, text in plan.files.items() if name != batch.kept}
         return replace(plan, snapshot=Snapshot((), None), files=files)
     return plan
@@ -155,7 +165,9 @@ def _write(plan: RunPlan, run: Run, report: Report) -> None:
     """Write all files that the job needs into the run folder, and the lock."""
     refuse_in(plan.files)
     folders.fill(run.folder, plan.files)
-    own = plan.engine == "host" and (plan.batch is None or plan.batch.in_snapshot is not None)  # it may change RUN/code
+    own = plan.engine == "host" and (
+        plan.batch is None or plan.batch.in_snapshot is not None
+    )  # it may change RUN/code
     taken = snapshot.store_files(plan.snapshot, run.folder, shared=not own)
     _tell_left_out(plan.snapshot, taken, report)
     plan = replace(plan, snapshot=taken)

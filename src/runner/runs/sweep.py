@@ -44,7 +44,10 @@ class Sweep:
     @property
     def combinations(self) -> tuple[dict[str, str], ...]:
         """All combinations of values; the last parameter varies fastest."""
-        return tuple(dict(zip(self.axes, values, strict=True)) for values in itertools.product(*self.axes.values()))
+        return tuple(
+            dict(zip(self.axes, values, strict=True))
+            for values in itertools.product(*self.axes.values())
+        )
 
 
 def parse(words: Sequence[str], at_once: int | None) -> Sweep | None:
@@ -64,7 +67,9 @@ def parse(words: Sequence[str], at_once: int | None) -> Sweep | None:
             raise RunnerError(
                 f"--sweep {word!r} repeats {'a name' if name in axes else 'a value'}",
                 "a sweep runs each combination of values only once",
-                f"give {name} once, with all its values" if name in axes else "leave out the repeated value",
+                f"give {name} once, with all its values"
+                if name in axes
+                else "leave out the repeated value",
                 exit_code=2,
             )
         axes[name] = values
@@ -127,7 +132,9 @@ def array_script(plan: RunPlan, count: int, at_once: int | None) -> str:
     """The batch script of the array: task N starts the run behind the link N. It has the directives of the runs."""
     if plan.batch is not None:
         return "# A sweep over a batch script. Each run is a job of its own, which N/submit.sh submits.\n"
-    own = "\n".join(line for line in plan.script.splitlines() if re.match("#SBATCH (?!--output=)", line))
+    own = "\n".join(
+        line for line in plan.script.splitlines() if re.match("#SBATCH (?!--output=)", line)
+    )
     limit = f"%{at_once}" if at_once else ""
     return f"""\
 #!/bin/bash
@@ -166,7 +173,9 @@ def submit_sweep(
     with ExitStack() as undo:
         undo.callback(folders.remove, folder)
         for link, (one, values) in plans.items():
-            run = submit.made(one, runs, command_line, report, tags, sweep=folder.name, parameters=values)
+            run = submit.made(
+                one, runs, command_line, report, tags, sweep=folder.name, parameters=values
+            )
             undo.callback(folders.remove, run.folder)
             made.append(run)
             files.link(folder / link, f"../{run.name}")
@@ -174,10 +183,14 @@ def submit_sweep(
             write_record(folder / ARRAY, array_script(plan, len(made), at_once))
         else:
             folders.fill(folder, plan.files)
-            if plan.batch is not None and plan.batch.in_snapshot is not None:  # all tasks run in the same folder
+            if (
+                plan.batch is not None and plan.batch.in_snapshot is not None
+            ):  # all tasks run in the same folder
                 snapshot.store_files(plan.snapshot, folder, shared=False)
         with sessions.uninterrupted():
-            started = scheduler_of(plan.site.scheduler).start_sweep(folder, made, waits, at_once, report)
+            started = scheduler_of(plan.site.scheduler).start_sweep(
+                folder, made, waits, at_once, report
+            )
             undo.pop_all()
             for run in started:
                 save(run)

@@ -27,13 +27,25 @@ NONE = "none"
 """the value of `trainer` for a job whose log must not be read"""
 _LIMIT_BYTES = 1 << 18
 _SHIPPED = Path(__file__).with_name("trainers")
-_KEYS = ("summary", "like", "detect", "first_epoch", "without_loss", "save_signal", "script", "lines", "checkpoints")
+_KEYS = (
+    "summary",
+    "like",
+    "detect",
+    "first_epoch",
+    "without_loss",
+    "save_signal",
+    "script",
+    "lines",
+    "checkpoints",
+)
 _SCRIPT = ("match", "saves", "launchers", "add")
 _WRITTEN = ("attempt", "time", "total_steps")
 _CHECKPOINTS = ("name", "needs", "tracker", "arguments", "resume")
 
 
-def render(chosen: str | None, project: Project, words: Sequence[str] = (), place: object = None) -> str:
+def render(
+    chosen: str | None, project: Project, words: Sequence[str] = (), place: object = None
+) -> str:
     """The text of the file `trainers`: all trainers, the user's first, or only the chosen one.
 
     `words` are the job's words, which may name the folder of the checkpoints. `place`: the line that chose it.
@@ -46,7 +58,10 @@ def render(chosen: str | None, project: Project, words: Sequence[str] = (), plac
         fix = "describe your own trainer in jobs/trainers/NAME.toml"
         raise unknown("trainer", chosen, [*found, NONE], fix, place)
     last = (GENERIC, BARS)
-    names = sorted(found, key=lambda name: (name in last and last.index(name) + 1, found[name].parent == _SHIPPED))
+    names = sorted(
+        found,
+        key=lambda name: (name in last and last.index(name) + 1, found[name].parent == _SHIPPED),
+    )
     if chosen:
         names = [*last] if chosen == GENERIC else [chosen]
     lines = [f"chosen {chosen}"] if chosen else []
@@ -88,7 +103,11 @@ def saving(chosen: str | None, project: Project, text: str) -> Saving | None:
     Raises RunnerError for an error in one of the user's files.
     """
     files = _files(project)
-    names = [chosen] if chosen in files else sorted(files, key=lambda name: files[name].parent == _SHIPPED)
+    names = (
+        [chosen]
+        if chosen in files
+        else sorted(files, key=lambda name: files[name].parent == _SHIPPED)
+    )
     for name in (name for name in names if name is not None and chosen != NONE):
         document = _read(files[name])
         match = typed(document, ("script", "match"), str)
@@ -131,7 +150,9 @@ def _read(path: Path) -> Document:
 def _values(words: Sequence[str]) -> dict[str, str]:
     """option -> value. Values that only the shell of a batch script knows are left out."""
     found = {name: value.strip("\"'") for name, value in argument_values(words).items()}
-    return {name: value for name, value in found.items() if re.fullmatch(r"[^-$`\s][^$`\n]*", value)}
+    return {
+        name: value for name, value in found.items() if re.fullmatch(r"[^-$`\s][^$`\n]*", value)
+    }
 
 
 def _lines(document: Document, values: Mapping[str, str]) -> Iterator[str]:
@@ -163,19 +184,34 @@ def _lines(document: Document, values: Mapping[str, str]) -> Iterator[str]:
             yield f"unless {pattern(table['unless'], *place, 'unless')}"
         for key in (key for key in table if key not in ("match", "unless")):
             if not re.fullmatch("[a-z][a-z0-9_]*", key) or key in _WRITTEN:
-                why = "the key becomes a name in metrics.jsonl: lowercase letters, digits and _, but not " + ", ".join(
-                    _WRITTEN
+                why = (
+                    "the key becomes a name in metrics.jsonl: lowercase letters, digits and _, but not "
+                    + ", ".join(_WRITTEN)
                 )
-                raise RunnerError(f"{document.place(*place, key)}: {key!r} cannot be a key", why, "use another name")
+                raise RunnerError(
+                    f"{document.place(*place, key)}: {key!r} cannot be a key",
+                    why,
+                    "use another name",
+                )
             yield f"find {key} {pattern(table[key], *place, key)}"
     refuse_unknown_keys(document, ("checkpoints",), _CHECKPOINTS, "trainer")
     checkpoints = typed(document, ("checkpoints",), dict, {})
     if "name" not in checkpoints and checkpoints.keys() & {"needs", "tracker"}:
         what = f"{document.place('checkpoints')}: there is no `name` in [checkpoints]"
-        raise RunnerError(what, "`needs` and `tracker` apply only to checkpoints that match `name`", 'name = "step-*/"')
-    if "like" not in document.data and not checkpoints and not any(len(table) > 1 for table in tables):
+        raise RunnerError(
+            what,
+            "`needs` and `tracker` apply only to checkpoints that match `name`",
+            'name = "step-*/"',
+        )
+    if (
+        "like" not in document.data
+        and not checkpoints
+        and not any(len(table) > 1 for table in tables)
+    ):
         why = "it needs `like`, [checkpoints], or a pattern such as `step` in [[lines]]"
-        raise RunnerError(f"{document.path}:1: the trainer has no patterns", why, "add them, or remove the file")
+        raise RunnerError(
+            f"{document.path}:1: the trainer has no patterns", why, "add them, or remove the file"
+        )
     for key in (key for key in _CHECKPOINTS if key in checkpoints):
         value = checkpoints[key]
         words = value if isinstance(value, list) else [value]
@@ -196,14 +232,25 @@ def _pattern(document: Document, value: Any, keys: tuple[str, ...], *, check: bo
     """The pattern. Raises RunnerError, with file, line and key, for one that grep or an awk does not understand."""
     place = f"{document.place(*keys)}: {keys[-1]}"
     if not isinstance(value, str) or not value or "\n" in value:
-        raise RunnerError(f"{place} must be a pattern", f"its value is {value!r}", f"{keys[-1]} = 'step +'")
+        raise RunnerError(
+            f"{place} must be a pattern", f"its value is {value!r}", f"{keys[-1]} = 'step +'"
+        )
     if found := _FOREIGN.search(value):
         why = f"{found[0]!r} is not in POSIX extended regular expressions, which every awk understands"
-        raise RunnerError(f"{place} uses {found[0]!r}", why, "write [0-9] for \\d, [ \\t] for \\s, and xxx* for x{2,}")
+        raise RunnerError(
+            f"{place} uses {found[0]!r}",
+            why,
+            "write [0-9] for \\d, [ \\t] for \\s, and xxx* for x{2,}",
+        )
     if check:
-        for argv in (("grep", "-E", "-e", value), ("awk", 'BEGIN { exit !("" ~ ENVIRON["PATTERN"]) }')):
+        for argv in (
+            ("grep", "-E", "-e", value),
+            ("awk", 'BEGIN { exit !("" ~ ENVIRON["PATTERN"]) }'),
+        ):
             done = process.run(argv, text_input="", check=False, env={"PATTERN": value})
             if done.exit_code > 1:
                 why = done.stderr.strip().removeprefix(f"{argv[0]}: ")
-                raise RunnerError(f"{place} is not a pattern: {value!r}", why, "correct the regular expression")
+                raise RunnerError(
+                    f"{place} is not a pattern: {value!r}", why, "correct the regular expression"
+                )
     return value

@@ -32,7 +32,10 @@ PLUGINS = {"environment": "ce", "edf": "sarus", "container-image": "pyxis"}
 
 
 def attach(
-    environment: Environment, site: Site, engine: str | None = None, environ: Mapping[str, str] | None = None
+    environment: Environment,
+    site: Site,
+    engine: str | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> Attachment:
     """What `engine` (default: the site's) adds to a step, so that its command runs inside the environment.
 
@@ -51,7 +54,9 @@ def attach(
         check_names(full, name)
     if name not in {"ce", "sarus", "host"}:  # they read the EDF themselves, or mount nothing
         refuse_annotations(full, name)
-        check_mounts(full, name, module.MOUNTS, flags=name != "pyxis")  # pyxis passes flags on unchanged
+        check_mounts(
+            full, name, module.MOUNTS, flags=name != "pyxis"
+        )  # pyxis passes flags on unchanged
     attachment: Attachment = module.attach(full, site)
     files = {ce.FILE: emit_edf(full, module.COMMENT), **attachment.files}
     return replace(attachment, files=files, notes=(*notes, *attachment.notes))
@@ -118,11 +123,16 @@ def why_no_sandbox() -> str | None:
     """Why the sandbox cannot be used on this machine; None if it can."""
     if process.which("bwrap") is None:
         return "bubblewrap is not installed"
-    if process.which("unsquashfs") is None and not (probe.fuse_usable() and process.which("squashfuse")):
+    if process.which("unsquashfs") is None and not (
+        probe.fuse_usable() and process.which("squashfuse")
+    ):
         return "neither squashfuse with /dev/fuse nor unsquashfs is installed"
     if process.which("unshare") is None:
         return "unshare (util-linux) is not installed"
-    for words in (("unshare", "--mount", "true"), ("unshare", "--map-root-user", "--mount", "true")):
+    for words in (
+        ("unshare", "--mount", "true"),
+        ("unshare", "--map-root-user", "--mount", "true"),
+    ):
         if process.run(words, check=False, timeout_seconds=5).exit_code == 0:
             return None
     return "this user may not create namespaces"

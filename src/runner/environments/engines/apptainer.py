@@ -6,7 +6,14 @@ Source: Apptainer 1.3 user guide, "Environment and Metadata", "Bind Paths and Mo
 from runner.environments.edf import Mount
 from runner.environments.engines.ce import check_edf
 from runner.environments.engines.pyxis import image_text
-from runner.environments.engines.shared import MountSyntax, dialect, fixed_workdir, refuse, slashed, split_env
+from runner.environments.engines.shared import (
+    MountSyntax,
+    dialect,
+    fixed_workdir,
+    refuse,
+    slashed,
+    split_env,
+)
 from runner.environments.environment import Attachment, Environment
 from runner.site import Site
 
@@ -19,7 +26,9 @@ DECIDED = ("image", "mounts")
 
 def mount_text(index: int, mount: Mount) -> str:
     """A value of --bind: `SOURCE:TARGET[:OPTIONS]`."""
-    return dialect(f"{mount.source}:{mount.target}:{'ro' if mount.read_only else 'rw'}", f"mounts.{index}")
+    return dialect(
+        f"{mount.source}:{mount.target}:{'ro' if mount.read_only else 'rw'}", f"mounts.{index}"
+    )
 
 
 def attach(environment: Environment, site: Site) -> Attachment:
@@ -38,8 +47,16 @@ def attach(environment: Environment, site: Site) -> Attachment:
         *(("--nv",) if site.gpus_per_node else ()),
         *(("--writable-tmpfs",) if environment.writable else ()),
         *(("--pwd", workdir) if workdir else ()),
-        *(word for index, mount in enumerate(environment.mounts) for word in ("--bind", mount_text(index, mount))),
-        image if environment.is_squashfs else f"docker://{dialect(slashed(environment, 'apptainer'), 'image')}",
+        *(
+            word
+            for index, mount in enumerate(environment.mounts)
+            for word in ("--bind", mount_text(index, mount))
+        ),
+        image
+        if environment.is_squashfs
+        else f"docker://{dialect(slashed(environment, 'apptainer'), 'image')}",
         *inside,
     )
-    return Attachment(prefix=prefix, exports={f"APPTAINERENV_{name}": value for name, value in exports.items()})
+    return Attachment(
+        prefix=prefix, exports={f"APPTAINERENV_{name}": value for name, value in exports.items()}
+    )

@@ -5,7 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from runner.environments.engines.shared import MOUNT_OPTIONS, MountSyntax, bare_squashfs, refuse, texts
+from runner.environments.engines.shared import (
+    MOUNT_OPTIONS,
+    MountSyntax,
+    bare_squashfs,
+    refuse,
+    texts,
+)
 from runner.environments.environment import Attachment, Environment
 from runner.machine import process
 from runner.site import Site
@@ -27,12 +33,16 @@ def check_edf(environment: Environment, engine: str = "ce") -> None:
         raise refuse(environment, "devices", engine, why, fix)
     if bare_squashfs(environment):
         why = f"{environment.image!r} would be read as the name of an image in a registry"
-        raise refuse(environment, "image", engine, why, f"write an absolute path, or ./{environment.image}")
+        raise refuse(
+            environment, "image", engine, why, f"write an absolute path, or ./{environment.image}"
+        )
     for field, text in texts(environment) if engine == "ce" else ():
         # only `$${NAME}` is a documented escape
         if re.search(r"\$\$\{[^}]*$", text):
             why = f"{text!r} has `${{` without a closing brace; the engine does not document this case"
-            raise refuse(environment, field, engine, why, "set this value in the job's `setup` instead")
+            raise refuse(
+                environment, field, engine, why, "set this value in the job's `setup` instead"
+            )
     for index, mount in enumerate(environment.mounts):
         if any(character in mount.source + mount.target for character in MOUNTS.separators):
             why = f"{mount.text()!r}: colons separate the fields of a mount, and a colon or newline cannot be escaped"
@@ -45,7 +55,11 @@ def attach(environment: Environment, site: Site) -> Attachment:
     check_edf(environment)
     image = Path(environment.image)
     lost = "" if environment.env.get("PATH") or not image.is_absolute() else lost_path(image)
-    notes = (f"PATH of the image is lost in the engine's login shell: set PATH = {lost!r} in [env]",) if lost else ()
+    notes = (
+        (f"PATH of the image is lost in the engine's login shell: set PATH = {lost!r} in [env]",)
+        if lost
+        else ()
+    )
     flags = (f"--environment=${{RUNNER_RUN}}/{FILE}",)
     return Attachment(flags=flags, notes=notes)
 

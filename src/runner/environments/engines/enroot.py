@@ -10,20 +10,29 @@ from runner.environments.engines.shared import MountSyntax, dialect, inside_word
 from runner.environments.environment import Attachment, Environment
 from runner.site import Site
 
-COMMENT = "What the container of this run sees; the flags of `enroot start` in job.sbatch say the same."
+COMMENT = (
+    "What the container of this run sees; the flags of `enroot start` in job.sbatch say the same."
+)
 # overrides settings that the user may have made for other containers
 EXPORTS = {
     **NO_LOGIN_SHELL,
-    **{f"ENROOT_{name}": "n" for name in ("MOUNT_HOME", "REMAP_ROOT", "ROOTFS_WRITABLE", "FORCE_OVERRIDE")},
+    **{
+        f"ENROOT_{name}": "n"
+        for name in ("MOUNT_HOME", "REMAP_ROOT", "ROOTFS_WRITABLE", "FORCE_OVERRIDE")
+    },
 }
 # Source: enroot 4.1.2 runtime.sh
-MOUNTS = MountSyntax(": \t\n,\\", frozenset({"ro", "rw", "rbind", "bind", "private", "rprivate", "slave", "rslave"}))
+MOUNTS = MountSyntax(
+    ": \t\n,\\", frozenset({"ro", "rw", "rbind", "bind", "private", "rprivate", "slave", "rslave"})
+)
 DECIDED = ("image", "mounts")
 
 
 def mount_text(index: int, mount: Mount) -> str:
     """`SOURCE:TARGET:none:OPTIONS`, the fields of an fstab line joined by colons."""
-    options = ",".join(("x-create=auto", "rbind", *(flag for flag in mount.flags if flag not in {"bind", "rbind"})))
+    options = ",".join(
+        ("x-create=auto", "rbind", *(flag for flag in mount.flags if flag not in {"bind", "rbind"}))
+    )
     return dialect(f"{mount.source}:{mount.target}:none:{options}", f"mounts.{index}")
 
 
@@ -40,7 +49,11 @@ def attach(environment: Environment, site: Site) -> Attachment:
         "--conf",
         "${RUNNER_RUN}/payload/enroot.conf",
         *(("--rw",) if environment.writable else ()),
-        *(word for index, mount in enumerate(environment.mounts) for word in ("--mount", mount_text(index, mount))),
+        *(
+            word
+            for index, mount in enumerate(environment.mounts)
+            for word in ("--mount", mount_text(index, mount))
+        ),
         image_text(environment, "enroot"),
     )
     conf = script("enroot.conf").replace("@entrypoint@", "yes" if environment.entrypoint else "")

@@ -16,7 +16,9 @@ DECIDED: tuple[str, ...] = ()
 def attach(environment: Environment, site: Site, engine: str = "podman") -> Attachment:
     """The script, its configuration, and the words that start it."""
     if bare_squashfs(environment) or not environment.image:
-        why = f"{environment.image!r} is neither the path of a squashfs file nor the name of an image"
+        why = (
+            f"{environment.image!r} is neither the path of a squashfs file nor the name of an image"
+        )
         raise refuse(environment, "image", engine, why, "write an absolute path, or NAME:TAG")
     named = replace(environment, image=slashed(environment, engine))
     gpus = "1" if site.gpus_per_node and not environment.devices else ""

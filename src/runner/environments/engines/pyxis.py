@@ -4,14 +4,22 @@ Source: NVIDIA/pyxis 0.24.0, args.c and README (2026-04-29).
 """
 
 from runner.environments.engines.ce import check_edf
-from runner.environments.engines.shared import MountSyntax, dialect, fixed_workdir, refuse, split_env
+from runner.environments.engines.shared import (
+    MountSyntax,
+    dialect,
+    fixed_workdir,
+    refuse,
+    split_env,
+)
 from runner.environments.environment import Attachment, Environment
 from runner.site import Site
 
 # Otherwise, enroot starts a login shell, whose /etc/profile resets PATH in every Debian-based image. pyxis passes this
 # variable on. Source: NVIDIA/enroot 4.1.2, src/runtime.sh, and pyxis 0.24.0, pyxis_slurmstepd.c (2026-04-29).
 NO_LOGIN_SHELL = {"ENROOT_LOGIN_SHELL": "n"}
-COMMENT = "What the container of this run sees; the flags of srun in job.sbatch say the same to pyxis."
+COMMENT = (
+    "What the container of this run sees; the flags of srun in job.sbatch say the same to pyxis."
+)
 
 
 # pyxis splits the list at commas and its entries at colons, without any escape, and puts each entry into a bash script
@@ -35,7 +43,10 @@ def attach(environment: Environment, site: Site) -> Attachment:
     check_edf(environment, "pyxis")
     exports, inside = split_env(environment)
     workdir = fixed_workdir(environment)
-    mounts = [dialect(mount.text(MOUNTS.join), f"mounts.{index}") for index, mount in enumerate(environment.mounts)]
+    mounts = [
+        dialect(mount.text(MOUNTS.join), f"mounts.{index}")
+        for index, mount in enumerate(environment.mounts)
+    ]
     flags = (
         f"--container-image={image_text(environment)}",
         *((f"--container-mounts={','.join(mounts)}",) if mounts else ()),

@@ -8,7 +8,9 @@ from runner.environments.engines.shared import MountSyntax, refuse, script, sing
 from runner.environments.environment import Attachment, Environment
 from runner.site import Site
 
-COMMENT = "What the container of this run sees; payload/sandbox.conf says the same to payload/sandbox.sh."
+COMMENT = (
+    "What the container of this run sees; payload/sandbox.conf says the same to payload/sandbox.sh."
+)
 
 MOUNTS = MountSyntax("", frozenset({"ro", "rw", "rbind", "bind", "sqsh"}))
 DECIDED: tuple[str, ...] = ()
@@ -26,10 +28,15 @@ def attach(environment: Environment, site: Site) -> Attachment:
     for index, device in enumerate(environment.devices):
         if not device.startswith(("/dev/", "nvidia.com/gpu=")):
             why = f"the sandbox shows all of /dev and supports nvidia.com/gpu=…, but not {device!r}"
-            raise refuse(environment, f"devices.{index}", "sandbox", why, "use the engine podman or sarus")
+            raise refuse(
+                environment, f"devices.{index}", "sandbox", why, "use the engine podman or sarus"
+            )
     return Attachment(
         files={
-            **{f"payload/{name}": script(name) for name in ("sandbox.sh", "environment.sh", "gpus.sh", "cdi.awk")},
+            **{
+                f"payload/{name}": script(name)
+                for name in ("sandbox.sh", "environment.sh", "gpus.sh", "cdi.awk")
+            },
             "payload/sandbox.conf": conf(environment, {"engine": "sandbox"}),
         },
         prefix=("bash", "${RUNNER_RUN}/payload/sandbox.sh"),
@@ -46,7 +53,11 @@ def conf(environment: Environment, extra: Mapping[str, str]) -> str:
         "entrypoint": "1" if environment.entrypoint else "",
         "writable": "1" if environment.writable else "",
     }
-    mounts = [word for mount in environment.mounts for word in (mount.source, mount.target, "+".join(mount.flags))]
+    mounts = [
+        word
+        for mount in environment.mounts
+        for word in (mount.source, mount.target, "+".join(mount.flags))
+    ]
     env = [word for pair in environment.env.items() for word in pair]
     lines = [
         "# Read by the script beside it. ${NAME} is expanded there, on the node that runs the task.",

@@ -51,7 +51,9 @@ def check(environment: Environment) -> None:
     slashed(environment, "sarus")
     if names(environment.image):
         why = f"Sarus Suite does not expand variables in an image: {environment.image!r}"
-        raise refuse(environment, "image", "sarus", why, "set `image` to the full name, without variables")
+        raise refuse(
+            environment, "image", "sarus", why, "set `image` to the full name, without variables"
+        )
     for index, mount in enumerate(environment.mounts):
         field = f"mounts.{index}"
         if any(isinstance(part, str) and "$" in part for part in parts(mount.text(), field)):
@@ -60,21 +62,42 @@ def check(environment: Environment) -> None:
             raise refuse(environment, field, "sarus", why, fix)
         if "sqsh" in mount.flags:
             fix = "unpack it (unsquashfs -d FOLDER FILE) and mount the folder, or use the engine ce"
-            raise refuse(environment, field, "sarus", "Sarus Suite cannot mount squashfs files", fix)
+            raise refuse(
+                environment, field, "sarus", "Sarus Suite cannot mount squashfs files", fix
+            )
         if ":" in mount.source + mount.target:
             why = "Sarus Suite splits a mount at every colon before it expands variables"
-            raise refuse(environment, field, "sarus", why, "remove colons (and ${VAR:-default}) from the mount")
+            raise refuse(
+                environment,
+                field,
+                "sarus",
+                why,
+                "remove colons (and ${VAR:-default}) from the mount",
+            )
     if environment.annotations.get("com.hooks.ssh.enabled") == "true":
-        field, why = "annotations.com.hooks.ssh.enabled", "Sarus Suite has no SSH into containers yet"
-        raise refuse(environment, field, "sarus", why, "remove it; for a shell in a running job: runner shell RUN")
+        field, why = (
+            "annotations.com.hooks.ssh.enabled",
+            "Sarus Suite has no SSH into containers yet",
+        )
+        raise refuse(
+            environment,
+            field,
+            "sarus",
+            why,
+            "remove it; for a shell in a running job: runner shell RUN",
+        )
     for field, text in texts(environment):
         for word in _FORBIDDEN:
             if word in text and field != "image":
                 why = f"Sarus Suite does not accept {word} in a value: {text!r}"
-                raise refuse(environment, field, "sarus", why, "set this value in the job's `setup` instead")
+                raise refuse(
+                    environment, field, "sarus", why, "set this value in the job's `setup` instead"
+                )
 
 
-def in_store(environment: Environment, site: Site, environ: Mapping[str, str]) -> tuple[Environment, tuple[str, ...]]:
+def in_store(
+    environment: Environment, site: Site, environ: Mapping[str, str]
+) -> tuple[Environment, tuple[str, ...]]:
     """(environment whose image `${RUNNER_IMAGES}/NAME.sqsh` is the reference in the store, notes)."""
     try:
         images = site.images(environ)
@@ -99,7 +122,11 @@ def attach(environment: Environment, site: Site) -> Attachment:
     check(environment)
     env, workdir = environment.env, environment.workdir
     referred = {name for text in (*env.values(), workdir or "") for name in names(text)}
-    inside = {name: text for name, text in env.items() if not text or has_variables(text) or name in referred}
+    inside = {
+        name: text
+        for name, text in env.items()
+        if not text or has_variables(text) or name in referred
+    }
     if inside and "PATH" in env:  # the words that set them must be found with the image's PATH
         inside["PATH"] = env["PATH"]
     entered = workdir if workdir and has_variables(workdir) else None
@@ -121,7 +148,9 @@ def without_effect(environment: Environment) -> list[tuple[str, str]]:
 
 
 def _reason(annotation: str) -> str:
-    return next((why for prefix, why in WITHOUT_EFFECT.items() if annotation.startswith(prefix)), "")
+    return next(
+        (why for prefix, why in WITHOUT_EFFECT.items() if annotation.startswith(prefix)), ""
+    )
 
 
 def lacks_cxi(environment: Environment) -> bool:

@@ -30,14 +30,23 @@ def refuse(environment: Environment, field: str, engine: str, why: str, fix: str
     """The error for a field that an engine cannot express. No field is silently dropped."""
     origin = environment.origins.get(field)
     place = str(origin.place) if origin and origin.place else ""
-    return Inexpressible(field, f"the engine {engine!r} cannot use the value of {field}", why, fix, place)
+    return Inexpressible(
+        field, f"the engine {engine!r} cannot use the value of {field}", why, fix, place
+    )
 
 
 MOUNT_OPTIONS = frozenset(
     {"ro", "rw", "bind", "rbind", "private", "rprivate", "slave", "rslave", "shared", "rshared"}
     | {"nosuid", "suid", "nodev", "dev", "noexec", "exec", "sync"}
 )
-_CHARACTERS = {",": "a comma", ":": "a colon", "\n": "a newline", " ": "a space", "\t": "a tab", "\\": "a backslash"}
+_CHARACTERS = {
+    ",": "a comma",
+    ":": "a colon",
+    "\n": "a newline",
+    " ": "a space",
+    "\t": "a tab",
+    "\\": "a backslash",
+}
 
 
 class MountSyntax(NamedTuple):
@@ -55,11 +64,15 @@ class MountSyntax(NamedTuple):
         return _CHARACTERS.get(bad, bad)
 
 
-def check_mounts(environment: Environment, engine: str, syntax: MountSyntax, *, flags: bool = True) -> None:
+def check_mounts(
+    environment: Environment, engine: str, syntax: MountSyntax, *, flags: bool = True
+) -> None:
     """Raise RunnerError for a path that the engine cannot mount and, with `flags`, for an unknown flag."""
     for index, mount in enumerate(environment.mounts):
         for path in (mount.source, mount.target):
-            if bad := syntax.bad_character("".join(part for part in parts(path) if isinstance(part, str))):
+            if bad := syntax.bad_character(
+                "".join(part for part in parts(path) if isinstance(part, str))
+            ):
                 why = f"{path!r} contains {bad}, which a mount of this engine cannot contain"
                 fix = "rename the folder, or mount a symlink to it: ln -s FOLDER LINK"
                 raise refuse(environment, f"mounts.{index}", engine, why, fix)
@@ -71,7 +84,13 @@ def check_mounts(environment: Environment, engine: str, syntax: MountSyntax, *, 
         if flags and unknown:
             known = ", ".join(sorted(syntax.flags))
             why = f"the engine {engine} has no mount flag {', '.join(unknown)}; it has {known}"
-            raise refuse(environment, f"mounts.{index}", engine, why, "leave out the flag, or use the engine ce")
+            raise refuse(
+                environment,
+                f"mounts.{index}",
+                engine,
+                why,
+                "leave out the flag, or use the engine ce",
+            )
 
 
 def dialect(text: str, what: str) -> str:
@@ -93,7 +112,9 @@ def slashed(environment: Environment, engine: str) -> str:
         return environment.image
     image = parse_reference(environment.image)
     if image.user:
-        why = f"{environment.image!r} contains a user name for the login, which only enroot supports"
+        why = (
+            f"{environment.image!r} contains a user name for the login, which only enroot supports"
+        )
         fix = f"log in ({engine} login …) and write the image as {image.with_slash}"
         raise refuse(environment, "image", engine, why, fix)
     return image.with_slash
@@ -111,12 +132,21 @@ def map_texts(environment: Environment, change: Callable[[str, str], str]) -> En
         image=change(environment.image, "image"),
         workdir=None if environment.workdir is None else change(environment.workdir, "workdir"),
         mounts=tuple(
-            Mount(change(mount.source, f"mounts.{index}"), change(mount.target, f"mounts.{index}"), mount.flags)
+            Mount(
+                change(mount.source, f"mounts.{index}"),
+                change(mount.target, f"mounts.{index}"),
+                mount.flags,
+            )
             for index, mount in enumerate(environment.mounts)
         ),
         env={name: change(value, f"env.{name}") for name, value in environment.env.items()},
-        annotations={name: change(value, f"annotations.{name}") for name, value in environment.annotations.items()},
-        devices=tuple(change(device, f"devices.{index}") for index, device in enumerate(environment.devices)),
+        annotations={
+            name: change(value, f"annotations.{name}")
+            for name, value in environment.annotations.items()
+        },
+        devices=tuple(
+            change(device, f"devices.{index}") for index, device in enumerate(environment.devices)
+        ),
     )
 
 
@@ -158,7 +188,9 @@ def without_defaults(
                 except RunnerError as error:
                     raise Inexpressible(field, error.what, error.why, error.fix) from error
                 pieces.append(value)
-                notes[f"{field}: ${{{part.name}:-…}} becomes {value!r}: {part.name} is not set here"] = None
+                notes[
+                    f"{field}: ${{{part.name}:-…}} becomes {value!r}: {part.name} is not set here"
+                ] = None
         return join(tuple(pieces))
 
     return map_texts(environment, decide), tuple(notes)
@@ -168,15 +200,97 @@ def without_defaults(
 # loader, or because the engine does not pass them on. Source: pyxis 0.24.0, pyxis_slurmstepd.c, the list of variables
 # kept from enroot.
 _HOST_ONLY_PREFIXES = (
-    *("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SALLOC_", "SPANK_", "PMI_", "PMIX_", "PYXIS_", "ENROOT_", "LD_"),
-    *("BASH", "APPTAINER_", "APPTAINERENV_", "SINGULARITY_", "SINGULARITYENV_", "DOCKER_", "CONTAINER_", "CONTAINERS_"),
-    *("LC_", "PODMAN_", "RUNNER_", "XDG_", "HIST", "EPOCH", "COMP_", "COPROC", "PROMPT_", "MAIL", "READLINE_"),
+    *(
+        "SLURM_",
+        "SLURMD_",
+        "SRUN_",
+        "SBATCH_",
+        "SALLOC_",
+        "SPANK_",
+        "PMI_",
+        "PMIX_",
+        "PYXIS_",
+        "ENROOT_",
+        "LD_",
+    ),
+    *(
+        "BASH",
+        "APPTAINER_",
+        "APPTAINERENV_",
+        "SINGULARITY_",
+        "SINGULARITYENV_",
+        "DOCKER_",
+        "CONTAINER_",
+        "CONTAINERS_",
+    ),
+    *(
+        "LC_",
+        "PODMAN_",
+        "RUNNER_",
+        "XDG_",
+        "HIST",
+        "EPOCH",
+        "COMP_",
+        "COPROC",
+        "PROMPT_",
+        "MAIL",
+        "READLINE_",
+    ),
 )
 _HOST_ONLY = {
-    *("PATH", "HOME", "IFS", "ENV", "CDPATH", "SHELLOPTS", "UID", "EUID", "PPID", "GROUPS", "TMPDIR", "PWD", "OLDPWD"),
-    *("PS0", "PS1", "PS2", "PS3", "PS4", "SHELL", "USER", "LOGNAME", "LANG", "LANGUAGE", "POSIXLY_CORRECT", "TMOUT"),
-    *("EXECIGNORE", "GLOBIGNORE", "OPTIND", "OPTERR", "OPTARG", "RANDOM", "SRANDOM", "SECONDS", "LINENO", "FUNCNEST"),
-    *("FUNCNAME", "TZ", "SCRATCH", "DIRSTACK", "PIPESTATUS", "MACHTYPE", "OSTYPE", "HOSTTYPE", "HOSTNAME", "MAPFILE"),
+    *(
+        "PATH",
+        "HOME",
+        "IFS",
+        "ENV",
+        "CDPATH",
+        "SHELLOPTS",
+        "UID",
+        "EUID",
+        "PPID",
+        "GROUPS",
+        "TMPDIR",
+        "PWD",
+        "OLDPWD",
+    ),
+    *(
+        "PS0",
+        "PS1",
+        "PS2",
+        "PS3",
+        "PS4",
+        "SHELL",
+        "USER",
+        "LOGNAME",
+        "LANG",
+        "LANGUAGE",
+        "POSIXLY_CORRECT",
+        "TMOUT",
+    ),
+    *(
+        "EXECIGNORE",
+        "GLOBIGNORE",
+        "OPTIND",
+        "OPTERR",
+        "OPTARG",
+        "RANDOM",
+        "SRANDOM",
+        "SECONDS",
+        "LINENO",
+        "FUNCNEST",
+    ),
+    *(
+        "FUNCNAME",
+        "TZ",
+        "SCRATCH",
+        "DIRSTACK",
+        "PIPESTATUS",
+        "MACHTYPE",
+        "OSTYPE",
+        "HOSTTYPE",
+        "HOSTNAME",
+        "MAPFILE",
+    ),
     *("REPLY", "COLUMNS", "LINES", "_"),
 }
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -188,14 +302,18 @@ def check_names(environment: Environment, engine: str) -> None:
     """Raise RunnerError for a variable that a shell before the command would drop or overwrite."""
     if environment.env.get("PATH") == "":
         why = "PATH is empty, so the shell that starts the command would use its own default PATH"
-        raise refuse(environment, "env.PATH", engine, why, 'list the folders: PATH = "/usr/bin:/bin"')
+        raise refuse(
+            environment, "env.PATH", engine, why, 'list the folders: PATH = "/usr/bin:/bin"'
+        )
     for name in environment.env:
         if name in _OF_SHELLS or not _NAME.fullmatch(name):
             what = f"shells drop variables with names like {name!r}"
             if name in _OF_SHELLS:
                 what = f"every shell sets {name} itself"
             why = f"a shell runs before the command, and {what}"
-            raise refuse(environment, f"env.{name}", engine, why, "set the variable: env NAME=VALUE COMMAND")
+            raise refuse(
+                environment, f"env.{name}", engine, why, "set the variable: env NAME=VALUE COMMAND"
+            )
 
 
 def split_env(environment: Environment) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -212,7 +330,9 @@ def split_env(environment: Environment) -> tuple[dict[str, str], tuple[str, ...]
     referred = {name for text in texts for name in names(text)}
     for name, value in environment.env.items():
         # enroot reads a file line by line: text after a line break would become another variable
-        plain_text = value and not has_variables(value) and "\n" not in value and name not in referred
+        plain_text = (
+            value and not has_variables(value) and "\n" not in value and name not in referred
+        )
         (exports if plain_text and _can_be_exported(name) else inside)[name] = value
     plain = {name: expand(value, {}, f"env.{name}") for name, value in exports.items()}
     reference = environment.workdir is not None and has_variables(environment.workdir)
@@ -221,7 +341,11 @@ def split_env(environment: Environment) -> tuple[dict[str, str], tuple[str, ...]
 
 
 def _can_be_exported(name: str) -> bool:
-    return name not in _HOST_ONLY and not name.startswith(_HOST_ONLY_PREFIXES) and _NAME.fullmatch(name) is not None
+    return (
+        name not in _HOST_ONLY
+        and not name.startswith(_HOST_ONLY_PREFIXES)
+        and _NAME.fullmatch(name) is not None
+    )
 
 
 def inside_words(env: Mapping[str, str], workdir: str | None = None) -> tuple[str, ...]:
@@ -232,8 +356,16 @@ def inside_words(env: Mapping[str, str], workdir: str | None = None) -> tuple[st
     """
     unset = tuple(word for name, value in env.items() if not value for word in ("-u", name))
     texts = {name: parts(value, f"env.{name}") for name, value in env.items() if value}
-    moving = {name: value for name, value in texts.items() if any(isinstance(part, Variable) for part in value)}
-    fixed = tuple(literal(f"{name}={''.join(map(str, value))}") for name, value in texts.items() if name not in moving)
+    moving = {
+        name: value
+        for name, value in texts.items()
+        if any(isinstance(part, Variable) for part in value)
+    }
+    fixed = tuple(
+        literal(f"{name}={''.join(map(str, value))}")
+        for name, value in texts.items()
+        if name not in moving
+    )
     plain = ("env", *unset, *fixed) if unset or fixed else ()
     if not moving and workdir is None:
         return plain
@@ -242,7 +374,9 @@ def inside_words(env: Mapping[str, str], workdir: str | None = None) -> tuple[st
     exports, words = "", ""
     for name, value in moving.items():
         word = f' {single_quoted(name)}="{_inner(value, "[env]")}"'
-        exports, words = (exports + word, words) if _can_be_exported(name) else (exports, words + word)
+        exports, words = (
+            (exports + word, words) if _can_be_exported(name) else (exports, words + word)
+        )
     last = f'set -- env{words} "$@" && ' if words else ""
     script = f'{enter}{last}{f"export{exports} && " if exports else ""}exec "$@"'
     return ("sh", "-c", literal(script), "sh", *plain)
@@ -287,4 +421,6 @@ def refuse_annotations(environment: Environment, engine: str) -> None:
         first = f"annotations.{wanted[0]}"
         field = first if first in environment.origins else "annotations"
         why = f"only the hooks of the Container Engine read annotations ({', '.join(wanted)})"
-        raise refuse(environment, field, engine, why, "use an EDF without [annotations] for this site")
+        raise refuse(
+            environment, field, engine, why, "use an EDF without [annotations] for this site"
+        )

@@ -33,13 +33,17 @@ def engine_refuses(subject: Subject) -> Iterator[Finding]:
         try:
             attach(environment, setting.site, setting.engine, setting.environ)
         except Inexpressible as error:
-            yield subject.say("engine-refuses", error.field, f"{error.message}: {error.why}", error.fix)
+            yield subject.say(
+                "engine-refuses", error.field, f"{error.message}: {error.why}", error.fix
+            )
             without = _without(environment, error.field)
             if without is None or without == environment:
                 return
             environment = without
         except RunnerError as error:
-            yield subject.say("engine-refuses", "environment", f"{error.what}: {error.why}", error.fix)
+            yield subject.say(
+                "engine-refuses", "environment", f"{error.what}: {error.why}", error.fix
+            )
             return
         else:
             return
@@ -49,10 +53,16 @@ def _without(environment: Environment, field: str) -> Environment | None:
     """The environment without a field; None if the field cannot be removed."""
     key, _, name = field.partition(".")
     if key == "mounts" and name.isdigit():
-        mounts = tuple(_HARMLESS if index == int(name) else mount for index, mount in enumerate(environment.mounts))
+        mounts = tuple(
+            _HARMLESS if index == int(name) else mount
+            for index, mount in enumerate(environment.mounts)
+        )
         return replace(environment, mounts=mounts)
     if key == "env":
-        return replace(environment, env={other: value for other, value in environment.env.items() if other != name})
+        return replace(
+            environment,
+            env={other: value for other, value in environment.env.items() if other != name},
+        )
     return replace(environment, **{key: _EMPTY[key]}) if key in _EMPTY else None
 
 
@@ -104,7 +114,11 @@ class Linter:
             )
             known = any(one.severity == "error" or one.code == "base-missing" for one in found)
             if not accepted and not known:
-                found.append(finding("cannot-load", "file", Place(path), f"{error.what}: {error.why}", error.fix))
+                found.append(
+                    finding(
+                        "cannot-load", "file", Place(path), f"{error.what}: {error.why}", error.fix
+                    )
+                )
         else:
             subject = Subject(environment, self.setting)
             rules = (*_OF_ENGINES.get(self.setting.engine, ()), *RULES)
@@ -115,9 +129,16 @@ class Linter:
         if path not in self.files:
             document, found = read_all(path)
             if document is not None:
-                found = [*found, *check_file(document), *check_mounts(document, self.setting.engine)]
+                found = [
+                    *found,
+                    *check_file(document),
+                    *check_mounts(document, self.setting.engine),
+                ]
             if self.setting.engine == "sarus":
-                found = [replace(one, severity=_SARUS_ACCEPTS.get(one.code, one.severity)) for one in found]
+                found = [
+                    replace(one, severity=_SARUS_ACCEPTS.get(one.code, one.severity))
+                    for one in found
+                ]
             self.files[path] = document, tuple(found)
         return self.files[path]
 
@@ -141,7 +162,12 @@ class Linter:
             chain = (*above, path.resolve())
             if found_base.resolve() in chain:
                 circle = " -> ".join(step.stem for step in (*chain, found_base))
-                yield finding("base-circle", "base_environment", place, f"base_environment is circular: {circle}")
+                yield finding(
+                    "base-circle",
+                    "base_environment",
+                    place,
+                    f"base_environment is circular: {circle}",
+                )
             elif len(chain) > MAXIMUM_LEVELS:
                 reason = f"base_environment is nested deeper than {MAXIMUM_LEVELS} levels"
                 yield finding("base-too-deep", "base_environment", place, reason)
@@ -162,7 +188,9 @@ class Linter:
         yield Checked(text.path.name, text.path, in_order(found))
         yield from (one for one, _ in checked.values())
 
-    def _in_script(self, text: Script, checked: dict[Path, tuple[Checked, Environment | None]]) -> Iterator[Finding]:
+    def _in_script(
+        self, text: Script, checked: dict[Path, tuple[Checked, Environment | None]]
+    ) -> Iterator[Finding]:
         """The findings in one script. The environments that it names go to `checked`."""
         named: list[tuple[Line, Environment]] = []
         for line in (*text.directives, *text.steps):
@@ -172,7 +200,9 @@ class Linter:
             try:
                 path = find_edf(name, self.project, self.setting.environ)
             except RunnerError as error:
-                yield self._missing("environment-missing", "--environment", Place(text.path, line.number), error)
+                yield self._missing(
+                    "environment-missing", "--environment", Place(text.path, line.number), error
+                )
                 continue
             if path not in checked:
                 checked[path] = self.environment(path)
@@ -199,4 +229,8 @@ def in_order(found: list[Finding]) -> tuple[Finding, ...]:
 
 def _order(one: Finding) -> tuple[int, str, int]:
     place = one.place
-    return SEVERITIES.index(one.severity), str(place.path) if place else "~", (place.line or 0) if place else 0
+    return (
+        SEVERITIES.index(one.severity),
+        str(place.path) if place else "~",
+        (place.line or 0) if place else 0,
+    )

@@ -20,5 +20,6 @@ class Code:
 
 # codes.toml has a table for each code
 CODES = {
-    name: Code(**row) for name, row in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items()
+    name: Code(**row)
+    for name, row in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items()
 }

@@ -24,14 +24,31 @@ _TYPES: dict[str, tuple[type, str]] = {
     "annotations": (dict, "a table: [annotations]"),
 }
 _OTHER_NAMES = {  # names in other tools
-    "mount": "mounts", "volumes": "mounts", "volume": "mounts", "binds": "mounts",
-    "environment": "env", "variables": "env", "environ": "env",
-    "container_image": "image", "container": "image", "sqsh": "image",
-    "working_dir": "workdir", "workingdir": "workdir", "cwd": "workdir", "pwd": "workdir",
-    "base": "base_environment", "base_environments": "base_environment", "from": "base_environment",
-    "annotation": "annotations", "hooks": "annotations", "labels": "annotations",
-    "readonly": "writable", "read_only": "writable", "device": "devices", "gpus": "devices",
-}  # fmt: skip
+    "mount": "mounts",
+    "volumes": "mounts",
+    "volume": "mounts",
+    "binds": "mounts",
+    "environment": "env",
+    "variables": "env",
+    "environ": "env",
+    "container_image": "image",
+    "container": "image",
+    "sqsh": "image",
+    "working_dir": "workdir",
+    "workingdir": "workdir",
+    "cwd": "workdir",
+    "pwd": "workdir",
+    "base": "base_environment",
+    "base_environments": "base_environment",
+    "from": "base_environment",
+    "annotation": "annotations",
+    "hooks": "annotations",
+    "labels": "annotations",
+    "readonly": "writable",
+    "read_only": "writable",
+    "device": "devices",
+    "gpus": "devices",
+}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _ANGLE = r"<[A-Za-z][\w .-]*>"
 _PLACEHOLDER = re.compile(rf"\{{\{{[^{{}}]*\}}\}}|(?<![$\w}}])\{{[A-Za-z_]\w*\}}|{_ANGLE}")
@@ -82,7 +99,9 @@ def _typed(document: Document, key: str, value: Any) -> Iterator[Finding]:
             changes = (Set((key,), value.lower() == "true"),)
         if kind is list and isinstance(value, str):
             changes = (Set((key,), (value,)),)
-        yield finding("wrong-type", key, document.place(key), reason, f"write {expected}", changes=changes)
+        yield finding(
+            "wrong-type", key, document.place(key), reason, f"write {expected}", changes=changes
+        )
     elif isinstance(value, list):
         for index, element in enumerate(value):
             if not isinstance(element, str):
@@ -92,9 +111,17 @@ def _typed(document: Document, key: str, value: Any) -> Iterator[Finding]:
 
 
 def _base(document: Document, value: Any) -> Iterator[Finding]:
-    if not isinstance(value, str) and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
+    if not isinstance(value, str) and not (
+        isinstance(value, list) and all(isinstance(name, str) for name in value)
+    ):
         reason = f"base_environment must be a name or an array of names, not {value!r}"
-        yield finding("wrong-type", "base_environment", document.place("base_environment"), reason, 'write "name"')
+        yield finding(
+            "wrong-type",
+            "base_environment",
+            document.place("base_environment"),
+            reason,
+            'write "name"',
+        )
 
 
 def _env(document: Document) -> Iterator[Finding]:
@@ -115,11 +142,17 @@ def _after_table(document: Document, table: str, name: str) -> Finding:
     """In TOML, every key below a [table] heading belongs to that table."""
     value, place = document.get(table, name), document.place(table, name)
     alone = name not in document.data
-    movable = isinstance(value, str | bool) or (isinstance(value, list) and all(isinstance(one, str) for one in value))
+    movable = isinstance(value, str | bool) or (
+        isinstance(value, list) and all(isinstance(one, str) for one in value)
+    )
     reason = f"{name} is below [{table}], so TOML reads it as {table}.{name}"
-    changes: tuple[Change, ...] = (Unset((table, name)), Set((name,), value)) if alone and movable else ()
+    changes: tuple[Change, ...] = (
+        (Unset((table, name)), Set((name,), value)) if alone and movable else ()
+    )
     severity = "error" if alone else "warning"
-    return finding("key-after-table", f"{table}.{name}", place, reason, severity=severity, changes=changes)
+    return finding(
+        "key-after-table", f"{table}.{name}", place, reason, severity=severity, changes=changes
+    )
 
 
 def _not_text(document: Document, code: str, keys: tuple[str, ...], value: Any) -> Finding:
@@ -131,7 +164,9 @@ def _not_text(document: Document, code: str, keys: tuple[str, ...], value: Any) 
     return finding(code, field, document.place(*keys), f"{field} is {value!r}, but must be text")
 
 
-def _annotations(document: Document, keys: tuple[str, ...], seen: dict[str, tuple[str, ...]]) -> Iterator[Finding]:
+def _annotations(
+    document: Document, keys: tuple[str, ...], seen: dict[str, tuple[str, ...]]
+) -> Iterator[Finding]:
     """`seen` holds the keys of each dotted name: a.b.c may be nested, dotted and quoted."""
     table = document.get(*keys)
     if not isinstance(table, Mapping):
@@ -159,7 +194,9 @@ def _texts(document: Document) -> Iterator[Finding]:
         try:
             parts(text, field)
         except RunnerError as error:
-            yield finding("broken-reference", field, document.place(*keys), f"{field}: {error.why}", error.fix)
+            yield finding(
+                "broken-reference", field, document.place(*keys), f"{field}: {error.why}", error.fix
+            )
         # such text may be JSON or a prompt: only a complete folder name is clearly a placeholder
         free_text = keys[0] in {"env", "annotations"}
         if match := (_PLACEHOLDER_FOLDER if free_text else _PLACEHOLDER).search(text):
@@ -180,7 +217,9 @@ def read_all(path: Path) -> tuple[Document | None, list[Finding]]:
     except UnicodeDecodeError as error:
         line = path.read_bytes()[: error.start].count(b"\n") + 1
         fix = f"iconv -f LATIN1 -t UTF-8 {path} > NEW"
-        return None, [finding("file-unreadable", "file", Place(path, line), "the text is not UTF-8", fix)]
+        return None, [
+            finding("file-unreadable", "file", Place(path, line), "the text is not UTF-8", fix)
+        ]
     except OSError as error:
         return None, [finding("file-unreadable", "file", Place(path), error.strerror or str(error))]
     return parse_all(text, path)
@@ -215,7 +254,11 @@ def _position(message: str) -> tuple[str, int | None]:
 def _fault(message: str, line: int | None, lines: list[str], path: Path) -> Finding:
     if line is None:
         # the last key, in which an unterminated value most likely begins
-        last = (n for n in range(len(lines), 0, -1) if re.match(r"\s*[A-Za-z0-9_.\"'-]+\s*=", lines[n - 1]))
+        last = (
+            n
+            for n in range(len(lines), 0, -1)
+            if re.match(r"\s*[A-Za-z0-9_.\"'-]+\s*=", lines[n - 1])
+        )
         place = Place(path, next(last, None))
         reason = f"a string, array or table is not closed: {message.partition(' (at')[0]}"
         return finding("toml-syntax", "file", place, reason, "close the string, array or table")

@@ -104,7 +104,10 @@ def _result(finding: Finding, index: int, root: Path) -> dict[str, Any]:
     inside = path.is_relative_to(root)
     uri = quote(path.relative_to(root).as_posix()) if inside else path.absolute().as_uri()
     region = {"region": {"startLine": finding.place.line}} if finding.place.line else {}
-    return {**result, "locations": [{"physicalLocation": {"artifactLocation": {"uri": uri}, **region}}]}
+    return {
+        **result,
+        "locations": [{"physicalLocation": {"artifactLocation": {"uri": uri}, **region}}],
+    }
 
 
 def by_file(findings: Sequence[Finding]) -> dict[Path, list[Finding]]:
@@ -218,13 +221,27 @@ class Subject:
         for name in (field, f"{field}.0"):
             if name in origins and origins[name].place:
                 return origins[name].place
-        if field.startswith("mounts.") or field in (f"env.{name}" for name in self.setting.site.env):
+        if field.startswith("mounts.") or field in (
+            f"env.{name}" for name in self.setting.site.env
+        ):
             return None
         image = origins.get("image")
-        return image.place if image and image.place else Place(self.own.path) if self.own.path else None
+        return (
+            image.place
+            if image and image.place
+            else Place(self.own.path)
+            if self.own.path
+            else None
+        )
 
     def say(
-        self, code: str, field: str, reason: str, fix: str = "", severity: str = "", changes: tuple[Change, ...] = ()
+        self,
+        code: str,
+        field: str,
+        reason: str,
+        fix: str = "",
+        severity: str = "",
+        changes: tuple[Change, ...] = (),
     ) -> Finding:
         """A finding at a field."""
         return finding(code, field, self.place(field), reason, fix, severity, changes)
@@ -237,7 +254,13 @@ _RELEASE = re.compile(r"pytorch[^/\s]*?[:+_-](\d\d)\.(\d\d)(?!\d)")
 _NCCL_FRAMEWORK = re.compile(
     r"nccl|torch|nemo|jax|tensorflow|megatron|deepspeed|vllm|sglang|tensorrt.?llm|axolotl|transformers|\bngc-"
 )
-_ARCHITECTURES = {"aarch64": "arm64", "arm64": "arm64", "amd64": "amd64", "x86_64": "amd64", "x86-64": "amd64"}
+_ARCHITECTURES = {
+    "aarch64": "arm64",
+    "arm64": "arm64",
+    "amd64": "amd64",
+    "x86_64": "amd64",
+    "x86-64": "amd64",
+}
 
 
 @dataclass(frozen=True)
@@ -270,12 +293,17 @@ def facts_of(image: str, path: Path | None) -> ImageFacts:
     if squashfs is not None:
         words += [squashfs.source, *squashfs.labels.values()]
     text = "\n".join(words).lower()
-    ngc = next(((int(year), int(month)) for year, month in _RELEASE.findall(text) if 0 < int(month) < 13), None)
+    ngc = next(
+        ((int(year), int(month)) for year, month in _RELEASE.findall(text) if 0 < int(month) < 13),
+        None,
+    )
     return ImageFacts(
         architecture=squashfs.architecture if squashfs is not None else _architecture(image),
         cuda=_cuda(text, ngc),
         rocm="rocm" in text,
-        rocm_version=int(version[1]) if (version := re.search(r"rocm[-_:/]?v?(\d)", text)) else None,
+        rocm_version=int(version[1])
+        if (version := re.search(r"rocm[-_:/]?v?(\d)", text))
+        else None,
         ngc=ngc,
         extended=bool(re.search(r"alps-images/|alps-extended-images|-alps\d+\b", text)),
         nvidia=ngc is not None or bool(re.search(r"nvcr\.io|nvidia|\bngc|cuda", text)),

@@ -38,14 +38,19 @@ def names_and_values(subject: Subject) -> Iterator[Finding]:
     for name, value in subject.own.annotations.items():
         field = f"annotations.{name}"
         if name not in KNOWN:
-            if name.startswith(("com.hooks.", "com.pyxis.", "com.hook.")) or name.partition(".")[0] == "hooks":
+            if (
+                name.startswith(("com.hooks.", "com.pyxis.", "com.hook."))
+                or name.partition(".")[0] == "hooks"
+            ):
                 close = nearest(name, KNOWN, 0.7)
                 fix = f"did you mean {close!r}?" if close else ""
                 yield subject.say("annotation-unknown", field, f"no hook reads {name}", fix)
         elif KNOWN[name] and value not in KNOWN[name] and "${" not in value:
             reason = f"{name} is {value!r}, but the hook accepts only {', '.join(KNOWN[name])}"
             lower = value.lower()
-            changes = (Set(("annotations", *name.split(".")), lower),) if lower in KNOWN[name] else ()
+            changes = (
+                (Set(("annotations", *name.split(".")), lower),) if lower in KNOWN[name] else ()
+            )
             close = nearest(lower, KNOWN[name], 0.6)
             fix = f'write "{close}"' if close else f"use one of: {', '.join(KNOWN[name])}"
             yield subject.say("annotation-value", field, reason, fix, changes=changes)
@@ -64,7 +69,9 @@ def variant(subject: Subject) -> Iterator[Finding]:
             where = "netstack.source is 'artifact'" + (
                 "" if stated else f", the default of {subject.setting.site.name}"
             )
-            yield subject.say("hook-variant-ignored", field, f"the variant {value!r} has no effect: {where}")
+            yield subject.say(
+                "hook-variant-ignored", field, f"the variant {value!r} has no effect: {where}"
+            )
         return
     rocm = f"is for ROCm {image.rocm_version or ''}".rstrip()
     if image.rocm and not fits:
@@ -86,7 +93,11 @@ def _fitting(subject: Subject) -> tuple[str, ...]:
     image = subject.image
     if image.rocm:
         known = ("rocm6", "rocm5")
-        return known if image.rocm_version is None else tuple({f"rocm{image.rocm_version}"} & set(known))
+        return (
+            known
+            if image.rocm_version is None
+            else tuple({f"rocm{image.rocm_version}"} & set(known))
+        )
     if image.cuda not in {12, 13}:
         return ()
     # the plugin for NVIDIA's deep learning images: from release 25 on
@@ -96,7 +107,10 @@ def _fitting(subject: Subject) -> tuple[str, ...]:
 
 def conflict(subject: Subject) -> Iterator[Finding]:
     """Conflicting annotations: aws_ofi_nccl enables cxi."""
-    if subject.annotation("aws_ofi_nccl.enabled") == "true" and subject.annotation("cxi.enabled") == "false":
+    if (
+        subject.annotation("aws_ofi_nccl.enabled") == "true"
+        and subject.annotation("cxi.enabled") == "false"
+    ):
         if subject.image.extended:
             return  # reported by the rules for extended images
         reason = "the aws_ofi_nccl hook is on and needs the cxi hook, but the cxi hook is off"
@@ -107,8 +121,12 @@ def needs_writable(subject: Subject) -> Iterator[Finding]:
     """A read-only root file system, to which both hooks must write."""
     for hook in ("ssh", "nvidia_cuda_mps"):
         if subject.annotation(f"{hook}.enabled") == "true" and not subject.own.writable:
-            reason = f"the {hook} hook writes into the container, whose root file system is read-only"
-            yield subject.say("hook-needs-writable", "writable", reason, changes=(Set(("writable",), True),))
+            reason = (
+                f"the {hook} hook writes into the container, whose root file system is read-only"
+            )
+            yield subject.say(
+                "hook-needs-writable", "writable", reason, changes=(Set(("writable",), True),)
+            )
 
 
 def ssh_key(subject: Subject) -> Iterator[Finding]:
@@ -119,9 +137,16 @@ def ssh_key(subject: Subject) -> Iterator[Finding]:
         return
     field = f"annotations.{name}"
     if value.startswith(("ssh-", "ecdsa-", "sk-")):
-        yield subject.say("ssh-key", field, "authorize_ssh_key is a key, but must be the path of the key's file")
+        yield subject.say(
+            "ssh-key", field, "authorize_ssh_key is a key, but must be the path of the key's file"
+        )
     elif not value.startswith("/") and not names(value, field):
-        yield subject.say("ssh-key", field, f"{value!r} is not an absolute path", "write ${HOME}/.ssh/id_ed25519.pub")
+        yield subject.say(
+            "ssh-key",
+            field,
+            f"{value!r} is not an absolute path",
+            "write ${HOME}/.ssh/id_ed25519.pub",
+        )
     elif value.endswith(("id_rsa", "id_ed25519", "id_ecdsa")):
         yield subject.say("ssh-key", field, f"{value!r} is the private key", f"write {value}.pub")
 
@@ -140,20 +165,37 @@ def extended_image(subject: Subject) -> Iterator[Finding]:
         return
     hook = f"annotations.{_HOOK}aws_ofi_nccl.enabled"
     if subject.annotation("aws_ofi_nccl.enabled") == "true":
-        reason = "an Alps extended image has its own NCCL plugin, which the aws_ofi_nccl hook replaces"
+        reason = (
+            "an Alps extended image has its own NCCL plugin, which the aws_ofi_nccl hook replaces"
+        )
         changes = (Set(("annotations", "com", "hooks", "aws_ofi_nccl", "enabled"), "false"),)
         yield subject.say("extended-image-hook", hook, reason, changes=changes)
     if not subject.own.entrypoint:
         reason = "the image's entrypoint reads /opt/alps/env, but the entrypoint runs only with `entrypoint = true`"
-        yield subject.say("extended-image-entrypoint", "entrypoint", reason, changes=(Set(("entrypoint",), True),))
+        yield subject.say(
+            "extended-image-entrypoint", "entrypoint", reason, changes=(Set(("entrypoint",), True),)
+        )
     if subject.annotation("cxi.enabled") != "false":
-        reason = "the cxi hook, which is on by default, replaces the image's libraries with the host's"
+        reason = (
+            "the cxi hook, which is on by default, replaces the image's libraries with the host's"
+        )
         changes = (Set(("annotations", "com", "hooks", "cxi", "enabled"), "false"),)
-        yield subject.say("extended-image-cxi", f"annotations.{_HOOK}cxi.enabled", reason, changes=changes)
+        yield subject.say(
+            "extended-image-cxi", f"annotations.{_HOOK}cxi.enabled", reason, changes=changes
+        )
     if subject.environment.env.get("PMIX_MCA_psec") != "native":
         reason = 'MPI of this image starts only with PMIX_MCA_psec = "native"'
         changes = (Set(("env", "PMIX_MCA_psec"), "native"),)
         yield subject.say("extended-image-pmix", "env.PMIX_MCA_psec", reason, changes=changes)
 
 
-RULES = (names_and_values, variant, conflict, needs_writable, ssh_key, rank_remap, extended_image, known_problems)
+RULES = (
+    names_and_values,
+    variant,
+    conflict,
+    needs_writable,
+    ssh_key,
+    rank_remap,
+    extended_image,
+    known_problems,
+)

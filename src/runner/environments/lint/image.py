@@ -10,7 +10,13 @@ from runner.environments.rewriting import Set
 from runner.errors import RunnerError
 from runner.expansion import names
 from runner.images.reference import HUB_NAMES, parse_reference
-from runner.images.sources.registry.credentials import TOKEN_HOSTS, enroot_file, find_login, how_to_add, without_port
+from runner.images.sources.registry.credentials import (
+    TOKEN_HOSTS,
+    enroot_file,
+    find_login,
+    how_to_add,
+    without_port,
+)
 from runner.images.squashfs_file import is_whole
 from runner.machine import files
 
@@ -21,7 +27,12 @@ _NO_IMAGE = {"ce", "host"}
 def in_registry(subject: Subject) -> bool:
     """Whether the image is a name in a registry."""
     image = subject.own.image
-    return bool(image) and not subject.own.is_squashfs and not bare_squashfs(subject.own) and "${" not in image
+    return (
+        bool(image)
+        and not subject.own.is_squashfs
+        and not bare_squashfs(subject.own)
+        and "${" not in image
+    )
 
 
 def empty(subject: Subject) -> Iterator[Finding]:
@@ -35,7 +46,9 @@ def relative_squashfs(subject: Subject) -> Iterator[Finding]:
     """A bare file name, which engines treat as the name of an image in a registry."""
     if bare_squashfs(subject.own):
         image = subject.own.image
-        reason = f"{image!r} is not a path, so an image of that name would be pulled from a registry"
+        reason = (
+            f"{image!r} is not a path, so an image of that name would be pulled from a registry"
+        )
         fix, changes = f"write an absolute path, or ./{image}", (Set(("image",), f"./{image}"),)
         yield subject.say("relative-squashfs", "image", reason, fix, changes=changes)
 
@@ -51,9 +64,13 @@ def file(subject: Subject) -> Iterator[Finding]:
         fix = f"runner build {recipe} && runner import {recipe}" if ours else "correct the path"
         yield subject.say("image-missing", "image", f"{path} does not exist", fix)
     elif path.is_dir():
-        yield subject.say("image-not-squashfs", "image", f"{path} is a folder", "give the path of a .sqsh file")
+        yield subject.say(
+            "image-not-squashfs", "image", f"{path} is a folder", "give the path of a .sqsh file"
+        )
     elif not is_whole(path):
-        yield subject.say("image-not-squashfs", "image", f"{path} is not a squashfs file, or is truncated")
+        yield subject.say(
+            "image-not-squashfs", "image", f"{path} is not a squashfs file, or is truncated"
+        )
 
 
 def architecture(subject: Subject) -> Iterator[Finding]:
@@ -61,7 +78,12 @@ def architecture(subject: Subject) -> Iterator[Finding]:
     image, site = subject.image, subject.setting.site
     if image.architecture and site.architecture and image.architecture != site.architecture:
         reason = f"the image is for {image.architecture}, but the nodes of {site.name} are {site.architecture}"
-        yield subject.say("image-architecture", "image", reason, f"runner build --platform linux/{site.architecture}")
+        yield subject.say(
+            "image-architecture",
+            "image",
+            reason,
+            f"runner build --platform linux/{site.architecture}",
+        )
     elif image.rocm and not image.cuda and (site.gpu or "").startswith("NVIDIA"):
         reason = f"the image is for AMD's GPUs (ROCm), but the nodes of {site.name} have {site.gpu}"
         yield subject.say("image-architecture", "image", reason, "use an image built for CUDA")
@@ -86,13 +108,19 @@ def separator(subject: Subject) -> Iterator[Finding]:
     if found.separator == "/" and subject.setting.pulls and (enroot is None or enroot < (4,)):
         older = f"enroot {'.'.join(map(str, enroot))}" if enroot else "enroot before 4.0"
         image = subject.own.image.replace(f"{found.registry}/", f"{found.registry}#", 1)
-        reason = f"{older} looks for {found.registry!r} on Docker Hub unless `#` follows the registry"
+        reason = (
+            f"{older} looks for {found.registry!r} on Docker Hub unless `#` follows the registry"
+        )
         severity, changes = ("error" if enroot else "warning"), (Set(("image",), image),)
-        yield subject.say("slash-after-registry", "image", reason, f"image = {image!r}", severity, changes)
+        yield subject.say(
+            "slash-after-registry", "image", reason, f"image = {image!r}", severity, changes
+        )
     if found.separator == "#" and engine in {"sarus", "podman", "docker"}:
         image, changes = found.with_slash, (Set(("image",), found.with_slash),)
         reason = f"{engine} does not accept `#` in the name of an image"
-        yield subject.say("hash-after-registry", "image", reason, f"image = {image!r}", changes=changes)
+        yield subject.say(
+            "hash-after-registry", "image", reason, f"image = {image!r}", changes=changes
+        )
 
 
 def name(subject: Subject) -> Iterator[Finding]:
@@ -103,18 +131,29 @@ def name(subject: Subject) -> Iterator[Finding]:
     if image.startswith("docker://"):
         plain = image.removeprefix("docker://")
         reason = "`image` in an EDF takes no scheme: `docker:` would be read as a registry"
-        yield subject.say("image-scheme", "image", reason, f"image = {plain!r}", changes=(Set(("image",), plain),))
+        yield subject.say(
+            "image-scheme", "image", reason, f"image = {plain!r}", changes=(Set(("image",), plain),)
+        )
     if not re.fullmatch(r"[a-z0-9/._-]+", found.repository):
         yield subject.say("image-name", "image", f"{found.repository!r} is not a valid image name")
     elif found.digest and subject.setting.pulls and (subject.setting.enroot or (4,)) < (4,):
-        yield subject.say("image-digest", "image", "enroot before 4.0 cannot pull an image by digest")
+        yield subject.say(
+            "image-digest", "image", "enroot before 4.0 cannot pull an image by digest"
+        )
     elif not found.digest and found.tag in {"", "latest"}:
         what = "the tag `latest`" if found.tag else "no tag, which means `latest`"
         yield subject.say("image-no-tag", "image", f"{image!r} has {what}")
 
 
 # registries whose images are usually public: a login raises limits, or gives access to private images
-_PUBLIC = {"docker.io", "ghcr.io", "quay.io", "public.ecr.aws", "registry.k8s.io", "mcr.microsoft.com"}
+_PUBLIC = {
+    "docker.io",
+    "ghcr.io",
+    "quay.io",
+    "public.ecr.aws",
+    "registry.k8s.io",
+    "mcr.microsoft.com",
+}
 
 
 def credentials(subject: Subject) -> Iterator[Finding]:
@@ -132,15 +171,23 @@ def credentials(subject: Subject) -> Iterator[Finding]:
 def _enroot(subject: Subject, registry: str) -> Iterator[Finding]:
     path = enroot_file(subject.setting.environ)
     # Source: enroot 4.1.2: one entry a line, `machine` first
-    there = set(re.findall(r"^\s*machine\s+(\S+)\s.*\bpassword\s+\S", files.text_of(path), re.MULTILINE))
-    wanted = {registry, without_port(registry)} if registry != "docker.io" else {"docker.io", "registry-1.docker.io"}
+    there = set(
+        re.findall(r"^\s*machine\s+(\S+)\s.*\bpassword\s+\S", files.text_of(path), re.MULTILINE)
+    )
+    wanted = (
+        {registry, without_port(registry)}
+        if registry != "docker.io"
+        else {"docker.io", "registry-1.docker.io"}
+    )
     tokens = set(TOKEN_HOSTS.get(registry, ()))
     if not there & (wanted | tokens):
         yield _missing(subject, registry, str(path))
     elif tokens and registry != "docker.io" and not (there & wanted and there & tokens):
         has, lacks = (registry, *tokens) if there & wanted else (*tokens, registry)
         reason = f"{path} has a line for {has}, but not for {lacks}; a pull needs both"
-        yield subject.say("credentials-half", "image", reason, f"copy the line of {has} as `machine {lacks}`")
+        yield subject.say(
+            "credentials-half", "image", reason, f"copy the line of {has} as `machine {lacks}`"
+        )
 
 
 def _podman(subject: Subject, registry: str) -> Iterator[Finding]:
@@ -154,7 +201,12 @@ def _podman(subject: Subject, registry: str) -> Iterator[Finding]:
         yield subject.say("credentials-missing", "image", f"{error.what}: {error.why}", error.fix)
         return
     if search.login is None:
-        yield _missing(subject, registry, "podman's auth.json or docker's config.json", f"podman login {registry}")
+        yield _missing(
+            subject,
+            registry,
+            "podman's auth.json or docker's config.json",
+            f"podman login {registry}",
+        )
 
 
 def _missing(subject: Subject, registry: str, place: str, fix: str = "") -> Finding:
@@ -162,8 +214,12 @@ def _missing(subject: Subject, registry: str, place: str, fix: str = "") -> Find
     reason = f"there is no login for {registry} in {place}" + (
         ": pulls are rate-limited, and private images are refused" if public else ""
     )
-    fix = fix or how_to_add(registry, subject.setting.environ).replace(f", or: podman login {registry}", "")
-    others = "".join(f", and the same line for machine {host}" for host in TOKEN_HOSTS.get(registry, ()))
+    fix = fix or how_to_add(registry, subject.setting.environ).replace(
+        f", or: podman login {registry}", ""
+    )
+    others = "".join(
+        f", and the same line for machine {host}" for host in TOKEN_HOSTS.get(registry, ())
+    )
     fix += "" if "podman" in fix else others
     return subject.say("credentials-missing", "image", reason, fix, "note" if public else "warning")
 

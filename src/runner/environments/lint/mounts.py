@@ -15,8 +15,26 @@ from runner.located_toml import Document
 
 # folders with the image's own programs, which a mount would hide
 _OF_THE_IMAGE = (
-    {"/", "/bin", "/sbin", "/lib", "/lib64", "/usr", "/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib64"}
-    | {"/usr/local", "/usr/local/bin", "/usr/local/lib", "/usr/local/cuda", "/opt/conda", "/opt/venv"}
+    {
+        "/",
+        "/bin",
+        "/sbin",
+        "/lib",
+        "/lib64",
+        "/usr",
+        "/usr/bin",
+        "/usr/sbin",
+        "/usr/lib",
+        "/usr/lib64",
+    }
+    | {
+        "/usr/local",
+        "/usr/local/bin",
+        "/usr/local/lib",
+        "/usr/local/cuda",
+        "/opt/conda",
+        "/opt/venv",
+    }
     | {"/etc", "/proc", "/sys", "/dev"}
 )
 _HOMES = ("/users", "/home", "/user", "/u/home", "/nfs/home")
@@ -32,7 +50,9 @@ def missing_source(subject: Subject) -> Iterator[Finding]:
         source = subject.expanded(mount.source, f"mounts.{index}")
         if source is None or Path(source).exists():
             continue
-        reason = f"{source} does not exist on this machine" + ("" if local else ", but may exist on compute nodes")
+        reason = f"{source} does not exist on this machine" + (
+            "" if local else ", but may exist on compute nodes"
+        )
         severity = "error" if local else "warning"
         yield subject.say("mount-source-missing", f"mounts.{index}", reason, severity=severity)
 
@@ -60,9 +80,13 @@ def dangerous_place(subject: Subject) -> Iterator[Finding]:
             reason = f"{mount.source!r} is relative to the folder where srun is called, not to the folder of the EDF"
             yield subject.say("mount-relative", field, reason)
         if str(PurePosixPath(mount.target)) in _OF_THE_IMAGE and subject.setting.engine != "host":
-            yield subject.say("mount-hides-image", field, f"{mount.source} would hide {mount.target} of the image")
+            yield subject.say(
+                "mount-hides-image", field, f"{mount.source} would hide {mount.target} of the image"
+            )
         if str(PurePosixPath(mount.source)) in _HOMES:
-            yield subject.say("mount-all-homes", field, f"{mount.source} contains the home folders of all users")
+            yield subject.say(
+                "mount-all-homes", field, f"{mount.source} contains the home folders of all users"
+            )
 
 
 def home_shadows_image(subject: Subject) -> Iterator[Finding]:
@@ -95,13 +119,23 @@ def read_only_folder(subject: Subject) -> Iterator[Finding]:
             reason = f"the working directory {own.workdir} is read-only: {why}"
             yield subject.say("read-only-folder", "workdir", reason)
     for name, value in own.env.items():
-        if _CACHE.search(name) and value.startswith(("/", "${")) and (why := _read_only(subject, value)):
-            yield subject.say("read-only-folder", f"env.{name}", f"{name} = {value} is read-only: {why}")
+        if (
+            _CACHE.search(name)
+            and value.startswith(("/", "${"))
+            and (why := _read_only(subject, value))
+        ):
+            yield subject.say(
+                "read-only-folder", f"env.{name}", f"{name} = {value} is read-only: {why}"
+            )
 
 
 def _mounted(subject: Subject, path: str) -> Mount | None:
     """The deepest mount that contains a path."""
-    around = [mount for mount in subject.environment.mounts if PurePosixPath(path).is_relative_to(mount.target)]
+    around = [
+        mount
+        for mount in subject.environment.mounts
+        if PurePosixPath(path).is_relative_to(mount.target)
+    ]
     return max(around, key=lambda mount: len(mount.target), default=None)
 
 
@@ -123,13 +157,24 @@ def check_mounts(document: Document, engine: str) -> Iterator[Finding]:
     for index, text in enumerate(mounts):
         if not isinstance(text, str) or "\0" in text:
             continue  # the rules for types report it
-        field, place, fields = f"mounts.{index}", document.place("mounts", str(index)), split_fields(text)
+        field, place, fields = (
+            f"mounts.{index}",
+            document.place("mounts", str(index)),
+            split_fields(text),
+        )
         try:
             parse_mount(text)
         except RunnerError as error:
             if "cannot read the variable" not in error.what:  # reported by the rule for references
                 severity = "warning" if engine == "sarus" and _relative_target_only(fields) else ""
-                yield finding("mount-syntax", field, place, f"{text!r}: {error.why}", f"write {error.fix}", severity)
+                yield finding(
+                    "mount-syntax",
+                    field,
+                    place,
+                    f"{text!r}: {error.why}",
+                    f"write {error.fix}",
+                    severity,
+                )
             continue
         if len(fields) == 1 and engine != "sarus":
             without_target.append(index)
@@ -152,30 +197,54 @@ def _relative_target_only(fields: tuple[str, ...]) -> bool:
     return True
 
 
-def _without_target(document: Document, mounts: list[str], indexes: list[int], engine: str) -> Finding:
+def _without_target(
+    document: Document, mounts: list[str], indexes: list[int], engine: str
+) -> Finding:
     texts = [mounts[index] for index in indexes]
-    changes = tuple(Set(("mounts", str(index)), f"{mounts[index]}:{mounts[index]}") for index in indexes)
+    changes = tuple(
+        Set(("mounts", str(index)), f"{mounts[index]}:{mounts[index]}") for index in indexes
+    )
     verb = "has" if len(texts) == 1 else "have"
     reason = f"{', '.join(map(repr, texts))} {verb} no target: {engine} uses the source's path, and Sarus Suite fails"
     field, place = f"mounts.{indexes[0]}", document.place("mounts", str(indexes[0]))
-    return finding("mount-without-target", field, place, reason, f"write '{texts[0]}:{texts[0]}'", "note", changes)
+    return finding(
+        "mount-without-target",
+        field,
+        place,
+        reason,
+        f"write '{texts[0]}:{texts[0]}'",
+        "note",
+        changes,
+    )
 
 
 _Fault = tuple[str, str, str, str]
 
 
-def _faults(text: str, fields: tuple[str, ...], engine: str, syntax: MountSyntax) -> Iterator[_Fault]:
+def _faults(
+    text: str, fields: tuple[str, ...], engine: str, syntax: MountSyntax
+) -> Iterator[_Fault]:
     """(code, reason, fix, the corrected mount) of each problem of a mount that can be parsed. The last is empty if only
     the user can correct the mount."""
     if len(fields) == 1 and engine == "sarus":
         new = f"{text}:{text}"
-        yield "mount-without-target", f"{text!r} has no target, which Sarus Suite needs", f"write '{new}'", new
+        yield (
+            "mount-without-target",
+            f"{text!r} has no target, which Sarus Suite needs",
+            f"write '{new}'",
+            new,
+        )
     if len(fields) == 3:
         yield from _flags(fields, engine, syntax)
     for path in fields[:2]:
         if bad := syntax.bad_character(path if engine == "sarus" else _with_defaults(path)):
             reason = f"{path!r} contains {bad}, which a mount of {engine} cannot contain"
-            yield "mount-separator", reason, "rename the folder, or mount a symlink to it: ln -s FOLDER LINK", ""
+            yield (
+                "mount-separator",
+                reason,
+                "rename the folder, or mount a symlink to it: ln -s FOLDER LINK",
+                "",
+            )
             return
 
 
@@ -193,12 +262,23 @@ def _flags(fields: tuple[str, ...], engine: str, syntax: MountSyntax) -> Iterato
         new = f"{source}:{target}:{syntax.join.join(flags)}"
         yield "mount-flag-separator", reason, f"write '{new}'", new
     for flag in flags:
-        if flag not in syntax.flags and not flag.startswith(("x-", "size=", "uid=", "gid=", "mode=", "idmap")):
+        if flag not in syntax.flags and not flag.startswith(
+            ("x-", "size=", "uid=", "gid=", "mode=", "idmap")
+        ):
             reason = f"the mounts of {engine} have no flag {flag!r}"
             yield "mount-flag-unknown", reason, _near_flag(flag, syntax.flags), ""
 
 
 def _near_flag(flag: str, known: frozenset[str]) -> str:
-    words = {"readonly": "ro", "read-only": "ro", "readwrite": "rw", "squashfs": "sqsh", "r": "ro", "w": "rw"}
-    near = words.get(flag.lower()) or (flag.lower() if flag.lower() in known else nearest(flag, sorted(known), 0.6))
+    words = {
+        "readonly": "ro",
+        "read-only": "ro",
+        "readwrite": "rw",
+        "squashfs": "sqsh",
+        "r": "ro",
+        "w": "rw",
+    }
+    near = words.get(flag.lower()) or (
+        flag.lower() if flag.lower() in known else nearest(flag, sorted(known), 0.6)
+    )
     return f"did you mean {near!r}?" if near else f"use one of: {', '.join(sorted(known))}"

@@ -24,7 +24,8 @@ class Problem:
 
 # code -> problem
 PROBLEMS = {
-    name: Problem(**row) for name, row in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items()
+    name: Problem(**row)
+    for name, row in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items()
 }
 
 

@@ -28,7 +28,11 @@ def image(subject: Subject) -> Iterator[Finding]:
             reason = f"runner has not put {name} into Sarus Suite's store"
             yield subject.say("image-missing", "image", reason, f"runner build {name} --import")
     elif subject.own.is_squashfs or text.endswith((".sqsh", ".squashfs")):
-        yield subject.say("image-path", "image", f"{text!r} is a path, but Sarus Suite runs images from its own store")
+        yield subject.say(
+            "image-path",
+            "image",
+            f"{text!r} is a path, but Sarus Suite runs images from its own store",
+        )
 
 
 def annotations(subject: Subject) -> Iterator[Finding]:
@@ -50,14 +54,18 @@ def entrypoint(subject: Subject) -> Iterator[Finding]:
     """The default of `entrypoint` is true, unlike with the Container Engine."""
     if subject.own.origins.get("entrypoint") is DEFAULT:
         reason = "without `entrypoint`, plain `srun --edf` runs the image's entrypoint; `runner launch` does not"
-        yield subject.say("entrypoint-default", "entrypoint", reason, changes=(Set(("entrypoint",), False),))
+        yield subject.say(
+            "entrypoint-default", "entrypoint", reason, changes=(Set(("entrypoint",), False),)
+        )
 
 
 def variables(subject: Subject) -> Iterator[Finding]:
     """Entries of [env] that srun expands with the host's variables, or does not unset."""
     for name, value in subject.own.env.items():
         if not value:
-            reason = f"plain `srun --edf` keeps the host's value of {name}; `runner launch` unsets it"
+            reason = (
+                f"plain `srun --edf` keeps the host's value of {name}; `runner launch` unsets it"
+            )
         elif has_variables(value):
             reason = f"plain `srun --edf` expands {name} with the host's variables; `runner launch`, in the container"
         else:

@@ -40,17 +40,26 @@ class Script:
     @property
     def is_batch(self) -> bool:
         """Whether sbatch gets this script: not one that only submits others, and none that a step runs."""
-        submits = bool(self.nested) or any(re.search(r"(?<![\w./-])sbatch(?=\s)", line.text) for line in self.commands)
+        submits = bool(self.nested) or any(
+            re.search(r"(?<![\w./-])sbatch(?=\s)", line.text) for line in self.commands
+        )
         return bool(self.directives or (self.steps and not submits))
 
     @property
     def steps(self) -> tuple[Line, ...]:
         """The commands that call srun."""
-        return tuple(line for line in self.commands if re.search(r"(?<![\w./$-])srun(?=\s)", line.text))
+        return tuple(
+            line for line in self.commands if re.search(r"(?<![\w./$-])srun(?=\s)", line.text)
+        )
 
     def option(self, *names: str) -> str | None:
         """The value of the last such option in the directives; empty if it has no value."""
-        found = [value for line in self.directives for value in [option(line.text, *names)] if value is not None]
+        found = [
+            value
+            for line in self.directives
+            for value in [option(line.text, *names)]
+            if value is not None
+        ]
         return found[-1] if found else None
 
 
@@ -82,7 +91,11 @@ _UNKNOWN = re.compile(_EXPANDED + r"(?:\{[^{}]*\}|\([^()]*\)|\w+)")
 def parse_script(text: str, path: Path, before: int = 0) -> Script:
     """The script of a text, of which the first line is the one after the line `before` of the file."""
     documents = here_documents(text)
-    inside = {number for each in documents for number in range(each.line, each.line + each.body.count("\n"))}
+    inside = {
+        number
+        for each in documents
+        for number in range(each.line, each.line + each.body.count("\n"))
+    }
     directives, late, seen = list[Line](), list[Line](), False
     for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
         if number in inside:
@@ -128,7 +141,9 @@ def _lines(text: str, documents: Sequence[HereDocument]) -> Iterator[Line]:
     for document in documents:
         # bash expands the body, unless its mark is quoted
         body = document.body.replace(_EXPANDED, "$")
-        yield Line(document.line, body, "" if document.quoted else document.body.replace("\\$", "  "))
+        yield Line(
+            document.line, body, "" if document.quoted else document.body.replace("\\$", "  ")
+        )
 
 
 def _blank(quoted: re.Match[str]) -> str:
@@ -136,7 +151,9 @@ def _blank(quoted: re.Match[str]) -> str:
     text = quoted[0]
     if text.startswith('"'):
         return re.sub(r"\\.", "  ", text, flags=re.DOTALL)
-    return re.sub(rf"[^{_EXPANDED}]", " ", text)  # a here-document is expanded within single quotes too
+    return re.sub(
+        rf"[^{_EXPANDED}]", " ", text
+    )  # a here-document is expanded within single quotes too
 
 
 TORCHRUN = re.compile(r"\btorchrun\b|torch\.distributed\.(run|launch)\b|\baccelerate\s+launch\b")
@@ -155,7 +172,9 @@ class Batch:
     setting: Setting
     environments: Sequence[tuple[Line, Environment]]
 
-    def say(self, code: str, line: Line, field: str, reason: str, fix: str = "", severity: str = "") -> Finding:
+    def say(
+        self, code: str, line: Line, field: str, reason: str, fix: str = "", severity: str = ""
+    ) -> Finding:
         """A finding at a line."""
         return finding(code, field, Place(self.script.path, line.number), reason, fix, severity)
 
@@ -170,7 +189,9 @@ def directives(batch: Batch) -> Iterator[Finding]:
     for line in batch.script.directives:
         if option(line.text, "--environment") is not None:
             reason = "the whole script, srun included, runs inside the container, where Slurm's plugins do not load"
-            yield batch.say("sbatch-environment", line, "#SBATCH", reason, "move --environment to each srun")
+            yield batch.say(
+                "sbatch-environment", line, "#SBATCH", reason, "move --environment to each srun"
+            )
         if option(line.text, "--container-image") is not None and batch.script.steps:
             reason = "the whole script, srun included, runs inside the container, which usually has no Slurm"
             yield batch.say("sbatch-container", line, "#SBATCH", reason)
@@ -178,23 +199,36 @@ def directives(batch: Batch) -> Iterator[Finding]:
             reason = f"sbatch does not expand variables in this line: {line.text}"
             yield batch.say("sbatch-variable", line, "#SBATCH", reason)
         if re.search(r"(?<=[^\s\\])#", re.sub(r"\"[^\"]*\"|'[^']*'", "", line.text)):
-            yield batch.say("sbatch-hash", line, "#SBATCH", f"the text after # is read as a comment: {line.text}")
+            yield batch.say(
+                "sbatch-hash",
+                line,
+                "#SBATCH",
+                f"the text after # is read as a comment: {line.text}",
+            )
     for line in batch.script.late:
-        yield batch.say("sbatch-late", line, "#SBATCH", f"sbatch ignores #SBATCH after a command: {line.text}")
+        yield batch.say(
+            "sbatch-late", line, "#SBATCH", f"sbatch ignores #SBATCH after a command: {line.text}"
+        )
 
 
 def site_rules(batch: Batch) -> Iterator[Finding]:
     """Options that the site requires in every job."""
     site, script = batch.setting.site, batch.script
     top = script.directives[0] if script.directives else Line(1, "", "")
-    known = site.account or batch.setting.environ.get("SBATCH_ACCOUNT") or script.option("-A", "--account")
+    known = (
+        site.account
+        or batch.setting.environ.get("SBATCH_ACCOUNT")
+        or script.option("-A", "--account")
+    )
     if site.account_required and not known and script.is_batch:
         yield batch.say("account-missing", top, "#SBATCH", f"site {site.name} requires an account")
     for flag, why in site.refused.items():
         name, _, value = flag.partition("=")
         for line in (*script.directives, *script.steps):
             if (option(line.text, name) == value) if value else option(line.text, name) is not None:
-                yield batch.say("sbatch-refused", line, "#SBATCH", f"{flag}: {why}", "change or remove the flag")
+                yield batch.say(
+                    "sbatch-refused", line, "#SBATCH", f"{flag}: {why}", "change or remove the flag"
+                )
 
 
 def node_rank(batch: Batch) -> Iterator[Finding]:
@@ -224,7 +258,9 @@ def rank_remap(batch: Batch) -> Iterator[Finding]:
             step == line and environment.annotations.get("com.pyxis.pytorch_remap_vars") == "true"
             for step, environment in batch.environments
         )
-        image = option(line.text, "--container-image") or batch.script.option("--container-image") or ""
+        image = (
+            option(line.text, "--container-image") or batch.script.option("--container-image") or ""
+        )
         if asked or (image and facts_of(image, None).ngc):
             reason = "pyxis sets RANK and LOCAL_RANK for the task, but torchrun must set them"
             yield batch.say("rank-remap-torchrun", line, "srun", reason)
@@ -237,14 +273,20 @@ def container_image(batch: Batch) -> Iterator[Finding]:
         if not image or image.startswith(("/", ".", "$")):
             continue
         if image.endswith((".sqsh", ".squashfs")):
-            reason = f"{image!r} is not a path, so an image of that name would be pulled from a registry"
-            yield batch.say("relative-squashfs", line, "--container-image", reason, f"write /PATH or ./{image}")
+            reason = (
+                f"{image!r} is not a path, so an image of that name would be pulled from a registry"
+            )
+            yield batch.say(
+                "relative-squashfs", line, "--container-image", reason, f"write /PATH or ./{image}"
+            )
         elif parse_reference(image).separator == "/" and (batch.setting.enroot or (0,)) < (4,):
             registry = parse_reference(image).registry
             severity = "error" if batch.setting.enroot else "warning"
             reason = f"enroot before 4.0 looks for {registry!r} on Docker Hub unless `#` follows the registry"
             fix = f"write {image.replace(f'{registry}/', f'{registry}#', 1)}"
-            yield batch.say("slash-after-registry", line, "--container-image", reason, fix, severity)
+            yield batch.say(
+                "slash-after-registry", line, "--container-image", reason, fix, severity
+            )
 
 
 _MASTER = 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
@@ -253,7 +295,9 @@ _MASTER = 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n
 def rendezvous(batch: Batch) -> Iterator[Finding]:
     """MASTER_ADDR and MASTER_PORT."""
     for line in batch.script.commands:
-        if "MASTER_ADDR" in line.text or re.search(r"--(master[-_]addr|rdzv[-_]endpoint)", line.text):
+        if "MASTER_ADDR" in line.text or re.search(
+            r"--(master[-_]addr|rdzv[-_]endpoint)", line.text
+        ):
             if "SLURM_LAUNCH_NODE_IPADDR" in line.text:
                 reason = "SLURM_LAUNCH_NODE_IPADDR is the address of the node that called srun"
                 yield batch.say("master-address", line, "MASTER_ADDR", reason, _MASTER)
@@ -261,24 +305,35 @@ def rendezvous(batch: Batch) -> Iterator[Finding]:
                 reason = "hostname can print several addresses, including IPv6"
                 yield batch.say("master-address", line, "MASTER_ADDR", reason, _MASTER)
         if match := re.search(
-            r"(MASTER_PORT=[\"']?|--master[-_]port[=\s]+|--rdzv[-_]endpoint[=\s]+\S+?:)(\d{4,5})\b", line.text
+            r"(MASTER_PORT=[\"']?|--master[-_]port[=\s]+|--rdzv[-_]endpoint[=\s]+\S+?:)(\d{4,5})\b",
+            line.text,
         ):
             fix = "MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))"
-            yield batch.say("fixed-port", line, "MASTER_PORT", f"another job might use port {match[2]}", fix)
+            yield batch.say(
+                "fixed-port", line, "MASTER_PORT", f"another job might use port {match[2]}", fix
+            )
 
 
 def script_secrets(batch: Batch) -> Iterator[Finding]:
     """Secrets in plain text, and secrets that `set -x` prints."""
     mentioned = False
     for line in batch.script.commands:
-        for name, value in re.findall(r"(?<![\w-])-*([A-Za-z_][\w-]*)=[\"']?([^\s\"'$`;&|()]*)", line.text):
+        for name, value in re.findall(
+            r"(?<![\w-])-*([A-Za-z_][\w-]*)=[\"']?([^\s\"'$`;&|()]*)", line.text
+        ):
             mentioned = mentioned or is_secret_name(name)
             if len(value) >= LEAST_LENGTH and looks_secret(name, value):
                 reason = f"{name} contains a secret in plain text"
                 yield batch.say("secret-value", line, name, reason, f"export {name} in your shell")
-    traced = next((line for line in batch.script.commands if re.search(r"\bset\s+-\w*x", line.early)), None)
-    if traced and (mentioned or re.search(r"\$\{?\w*(TOKEN|API_?KEY|PASSWORD|SECRET)\b", batch.text())):
-        yield batch.say("trace-prints-secrets", traced, "set -x", "set -x prints the script's token or password")
+    traced = next(
+        (line for line in batch.script.commands if re.search(r"\bset\s+-\w*x", line.early)), None
+    )
+    if traced and (
+        mentioned or re.search(r"\$\{?\w*(TOKEN|API_?KEY|PASSWORD|SECRET)\b", batch.text())
+    ):
+        yield batch.say(
+            "trace-prints-secrets", traced, "set -x", "set -x prints the script's token or password"
+        )
 
 
 def login_shell(batch: Batch) -> Iterator[Finding]:

@@ -27,7 +27,9 @@ class Step:
     @property
     def is_known(self) -> bool:
         """Whether the options are known. A variable that the script does not set may stand for any options."""
-        return not re.search(r"(?<!\S)[\"']?\$", re.sub(r"(?<!\S)(--?[\w-]+)[=\s]+\S*\$\S*", r"\1=x", self.options))
+        return not re.search(
+            r"(?<!\S)[\"']?\$", re.sub(r"(?<!\S)(--?[\w-]+)[=\s]+\S*\$\S*", r"\1=x", self.options)
+        )
 
     def option(self, *names: str) -> str | None:
         """The value of an option of srun; None if it is missing."""
@@ -109,7 +111,9 @@ def cpus_not_inherited(batch: Batch) -> Iterator[Finding]:
     for line in batch.script.steps:
         if option(line.text, "-c", "--cpus-per-task") is None:
             reason = f"srun might give each task 1 core instead of {cores}"
-            yield batch.say("cpus-not-inherited", line, "srun", reason, f"srun --cpus-per-task={cores} …")
+            yield batch.say(
+                "cpus-not-inherited", line, "srun", reason, f"srun --cpus-per-task={cores} …"
+            )
 
 
 def number_of_nodes(batch: Batch) -> Iterator[Finding]:
@@ -124,7 +128,9 @@ def number_of_nodes(batch: Batch) -> Iterator[Finding]:
         if re.search(r"\baccelerate\s+launch\b", step.text):
             if not re.search(r"num_machines|config_file|ACCELERATE_", text):
                 reason = "accelerate does not know of the other nodes, so each node trains alone"
-                yield batch.say("nnodes-missing", step.line, "srun", reason, "add --num_machines=$SLURM_NNODES")
+                yield batch.say(
+                    "nnodes-missing", step.line, "srun", reason, "add --num_machines=$SLURM_NNODES"
+                )
         elif TORCHRUN.search(step.text) and not re.search(r"--nnodes|PET_NNODES", text):
             reason = "torchrun without --nnodes expects one node, so each node trains alone"
             yield batch.say("nnodes-missing", step.line, "srun", reason)
@@ -136,7 +142,9 @@ def launchers_per_node(batch: Batch) -> Iterator[Finding]:
         match = re.search(r"--nproc[-_]per[-_]node[=\s]+[\"']?([^\s\"']+)", step.text)
         tasks = tasks_per_node(batch, step)
         if TORCHRUN.search(step.text) and match and match[1] != "1" and tasks and tasks > 1:
-            reason = f"srun starts {tasks} torchruns on each node, and each starts {match[1]} processes"
+            reason = (
+                f"srun starts {tasks} torchruns on each node, and each starts {match[1]} processes"
+            )
             yield batch.say("torchrun-per-task", step.line, "srun", reason)
 
 
@@ -145,8 +153,14 @@ def exported(batch: Batch) -> Iterator[Finding]:
     srun takes over the job's --export, in SLURM_EXPORT_ENV."""
     script, text = batch.script, batch.text()
     own = script.option("--export")
-    sets = re.search(r"^\s*(export|module|ml|source|\.|conda|micromamba|spack|declare\s+-x)\s", text, re.MULTILINE)
-    inherited = own is not None and not _exports_all(own) and sets and "SLURM_EXPORT_ENV" not in text
+    sets = re.search(
+        r"^\s*(export|module|ml|source|\.|conda|micromamba|spack|declare\s+-x)\s",
+        text,
+        re.MULTILINE,
+    )
+    inherited = (
+        own is not None and not _exports_all(own) and sets and "SLURM_EXPORT_ENV" not in text
+    )
     for step in steps(batch):
         given = step.option("--export")
         if given is None and inherited:
@@ -173,9 +187,13 @@ def signals(batch: Batch) -> Iterator[Finding]:
         return
     launched = any(TORCHRUN.search(step.text) for step in steps(batch))
     for line in batch.script.directives:
-        found = re.fullmatch(r"(?:R:)?(?:SIG)?(USR[12]|10|12)(?:@\d+)?", option(line.text, "--signal") or "")
+        found = re.fullmatch(
+            r"(?:R:)?(?:SIG)?(USR[12]|10|12)(?:@\d+)?", option(line.text, "--signal") or ""
+        )
         if launched and found:
-            reason = f"the signal {found[1]} ends torchrun, which has no handler for it, and its workers"
+            reason = (
+                f"the signal {found[1]} ends torchrun, which has no handler for it, and its workers"
+            )
             yield batch.say("signal-ends-torchrun", line, "#SBATCH", reason)
 
 

@@ -10,9 +10,28 @@ from runner.expansion import Variable, names, parts
 from runner.machine.secrets import looks_secret
 
 # defined for users of most clusters; other names get a note when the check does not run on the cluster
-_USUAL = {"HOME", "USER", "LOGNAME", "PWD", "TMPDIR", "SCRATCH", "STORE", "PROJECT", "WORK", "RUNNER_IMAGES"}
+_USUAL = {
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "PWD",
+    "TMPDIR",
+    "SCRATCH",
+    "STORE",
+    "PROJECT",
+    "WORK",
+    "RUNNER_IMAGES",
+}
 _BARE = re.compile(r"(?<!\$)\$([A-Za-z_][A-Za-z0-9_]*)")
-_LIKELY_IN_IMAGE = {"PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME", "LIBRARY_PATH", "CPATH", "CUDA_HOME"}
+_LIKELY_IN_IMAGE = {
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "PYTHONPATH",
+    "HOME",
+    "LIBRARY_PATH",
+    "CPATH",
+    "CUDA_HOME",
+}
 
 
 def undefined_variable(subject: Subject) -> Iterator[Finding]:
@@ -21,7 +40,11 @@ def undefined_variable(subject: Subject) -> Iterator[Finding]:
     for field, text in texts(subject.environment):
         if "${" not in text:
             continue
-        bare = {part.name for part in parts(text, field) if isinstance(part, Variable) and part.default is None}
+        bare = {
+            part.name
+            for part in parts(text, field)
+            if isinstance(part, Variable) and part.default is None
+        }
         for name in names(text, field):
             if name not in bare or name in variables or name.startswith("SLURM_"):
                 continue
@@ -32,9 +55,13 @@ def undefined_variable(subject: Subject) -> Iterator[Finding]:
             if subject.setting.here:
                 reason = f"{field} needs {name}, which is not set in this shell"
                 reason += "; the image must define it" if in_env else ""
-                yield subject.say("undefined-variable", field, reason, fix, "warning" if in_env else "error")
+                yield subject.say(
+                    "undefined-variable", field, reason, fix, "warning" if in_env else "error"
+                )
             elif name not in _USUAL:
-                reason = f"{field} needs {name}, which must be defined on {subject.setting.site.name}"
+                reason = (
+                    f"{field} needs {name}, which must be defined on {subject.setting.site.name}"
+                )
                 yield subject.say("undefined-variable", field, reason, fix, "note")
 
 
@@ -46,13 +73,24 @@ def without_braces(subject: Subject) -> Iterator[Finding]:
         plain = "".join(part for part in parts(text, field) if isinstance(part, str))
         for match in _BARE.finditer(plain):
             severity = "warning" if field.startswith(("env.", "annotations.")) else "error"
-            reason = f"{field} contains {match[0]} without braces, which is plain text, not a variable"
+            reason = (
+                f"{field} contains {match[0]} without braces, which is plain text, not a variable"
+            )
             if subject.setting.engine == "sarus":
                 reason = f"{field} contains {match[0]} without braces, which only Sarus Suite reads as a variable"
             # in [env], plain text may be intended, so only the user can fix it
-            value = getattr(subject.own, field, "") if severity == "error" and "." not in field else ""
+            value = (
+                getattr(subject.own, field, "") if severity == "error" and "." not in field else ""
+            )
             changes = (Set((field,), _BARE.sub(r"${\1}", value)),) if value else ()
-            yield subject.say("variable-without-braces", field, reason, f"write ${{{match[1]}}}", severity, changes)
+            yield subject.say(
+                "variable-without-braces",
+                field,
+                reason,
+                f"write ${{{match[1]}}}",
+                severity,
+                changes,
+            )
 
 
 def in_image_of_sarus(subject: Subject) -> Iterator[Finding]:
@@ -73,8 +111,15 @@ def env_refers_to_env(subject: Subject) -> Iterator[Finding]:
             continue
         for other in names(value, f"env.{name}"):
             if other != name and env.get(other):
-                reason = f"env.{name} refers to the {other} of the host or the image, not to env.{other}"
-                yield subject.say("env-refers-to-env", f"env.{name}", reason, f"write the value itself: {env[other]!r}")
+                reason = (
+                    f"env.{name} refers to the {other} of the host or the image, not to env.{other}"
+                )
+                yield subject.say(
+                    "env-refers-to-env",
+                    f"env.{name}",
+                    reason,
+                    f"write the value itself: {env[other]!r}",
+                )
 
 
 _TUNING = re.compile(r"(NCCL|FI|OFI_NCCL)_[A-Z0-9_]+")
@@ -83,7 +128,11 @@ _HARMLESS_TUNING = {
     *("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"),
     *("FI_LOG_LEVEL", "FI_LOG_PROV", "FI_EFA_USE_HUGE_PAGE"),
 }
-_NCCL_NETWORK = ("NCCL_SOCKET_IFNAME", "NCCL_CROSS_NIC", "NCCL_NET_GDR_LEVEL")  # usually set only for NCCL
+_NCCL_NETWORK = (
+    "NCCL_SOCKET_IFNAME",
+    "NCCL_CROSS_NIC",
+    "NCCL_NET_GDR_LEVEL",
+)  # usually set only for NCCL
 _SWITCHED_OFF = {
     "NCCL_NET": {"socket"},
     "NCCL_NET_DISABLE": {"1"},
@@ -104,18 +153,31 @@ def path_replaced(subject: Subject) -> Iterator[Finding]:
             continue
         reason = f"env.{name} replaces the image's value, so programs in the image may not be found"
         changes = (Set(("env", name), f"{value}:${{{name}}}"),) if value else ()
-        yield subject.say("path-replaced", f"env.{name}", reason, f'{name} = "{value}:${{{name}}}"', changes=changes)
+        yield subject.say(
+            "path-replaced",
+            f"env.{name}",
+            reason,
+            f'{name} = "{value}:${{{name}}}"',
+            changes=changes,
+        )
 
 
 def gpus_hidden(subject: Subject) -> Iterator[Finding]:
     """Values that override the GPUs that Slurm and the engine assign to the job."""
     env = subject.own.env
-    if env.get("NVIDIA_VISIBLE_DEVICES") in {"", "void", "none"} and subject.setting.site.gpus_per_node:
+    if (
+        env.get("NVIDIA_VISIBLE_DEVICES") in {"", "void", "none"}
+        and subject.setting.site.gpus_per_node
+    ):
         reason = "the container has no GPU if NVIDIA_VISIBLE_DEVICES is empty or void"
-        yield subject.say("gpus-hidden", "env.NVIDIA_VISIBLE_DEVICES", reason, 'NVIDIA_VISIBLE_DEVICES = "all"')
+        yield subject.say(
+            "gpus-hidden", "env.NVIDIA_VISIBLE_DEVICES", reason, 'NVIDIA_VISIBLE_DEVICES = "all"'
+        )
     for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
         if env.get(name):
-            yield subject.say("gpus-hidden", f"env.{name}", f"every task of the job sees only GPUs {env[name]}")
+            yield subject.say(
+                "gpus-hidden", f"env.{name}", f"every task of the job sees only GPUs {env[name]}"
+            )
 
 
 def stale_tuning(subject: Subject) -> Iterator[Finding]:
@@ -145,9 +207,19 @@ def nccl_over_tcp(subject: Subject) -> Iterator[Finding]:
     for name, values in _SWITCHED_OFF.items():
         value = subject.own.env.get(name)
         if value is not None and value.lower() in values:
-            yield subject.say("nccl-over-tcp", f"env.{name}", f"{name} = {value} makes NCCL use TCP", f"remove {name}")
+            yield subject.say(
+                "nccl-over-tcp",
+                f"env.{name}",
+                f"{name} = {value} makes NCCL use TCP",
+                f"remove {name}",
+            )
     gpus, image = subject.setting.site.gpus_per_node, subject.image
-    if subject.setting.engine not in {"ce", "sarus"} or not gpus or not subject.own.image or image.extended:
+    if (
+        subject.setting.engine not in {"ce", "sarus"}
+        or not gpus
+        or not subject.own.image
+        or image.extended
+    ):
         return
     hook = subject.annotation("aws_ofi_nccl.enabled")
     shows_nccl = image.nccl or any(subject.own.env.get(name) for name in _NCCL_NETWORK)
@@ -165,7 +237,9 @@ def secret_value(subject: Subject) -> Iterator[Finding]:
         if looks_secret(name, literal):
             field = f"env.{name}"
             fix = f"remove the entry, and export {name} in your shell: the container inherits the host's variables"
-            yield subject.say("secret-value", field, f"{field} contains a secret in plain text", fix)
+            yield subject.say(
+                "secret-value", field, f"{field} contains a secret in plain text", fix
+            )
     for name, value in subject.own.annotations.items():
         if looks_secret("", value):
             field = f"annotations.{name}"

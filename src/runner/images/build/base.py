@@ -21,7 +21,9 @@ from runner.images.sources.engine_storage import Image, Store
 from runner.machine import folders, process
 from runner.machine.report import Report
 
-_PROBE_SECONDS = 8.0  # a registry that needs longer for a manifest is too slow for gigabytes of layers
+_PROBE_SECONDS = (
+    8.0  # a registry that needs longer for a manifest is too slow for gigabytes of layers
+)
 _DEBIAN_FORMAT = 3  # increase it when the way to make a Debian base changes
 
 
@@ -65,7 +67,11 @@ def known_bases(recipe: Recipe, build: BuildContext) -> list[ResolvedBase]:
             BASE_LABEL
         ) == base.image:
             # the base was removed from the storage (podman image prune), but the image built on it still exists
-            found.append(ResolvedBase(latest.labels[_NAME], latest.labels[_DIGEST], "the base of the newest image"))
+            found.append(
+                ResolvedBase(
+                    latest.labels[_NAME], latest.labels[_DIGEST], "the base of the newest image"
+                )
+            )
     return found
 
 
@@ -79,7 +85,11 @@ def resolve_base(recipe: Recipe, build: BuildContext, *, refresh: bool) -> Resol
     reasons: list[str] = []
     for base in recipe.bases:
         try:
-            resolved = _fetch(base.image, build, refresh) if base.image else _make_debian(base, build, refresh)
+            resolved = (
+                _fetch(base.image, build, refresh)
+                if base.image
+                else _make_debian(base, build, refresh)
+            )
         except RunnerError as error:
             last = error.why.strip().splitlines()[-1] if error.why.strip() else ""
             reasons.append(f"{base}: {error.what}{': ' if last else ''}{last}")
@@ -115,7 +125,11 @@ def _pinned(reference: str, image: Image, why: str) -> ResolvedBase:
     """A registry image by its digest; a local image without a digest by its name, with its id as digest."""
     name = split_tag(reference)[0]
     digests = [entry for entry in image.repo_digests if entry.startswith(f"{name}@")]
-    exact = next((entry for entry in digests if entry.endswith(image.digest)), None) if image.digest else None
+    exact = (
+        next((entry for entry in digests if entry.endswith(image.digest)), None)
+        if image.digest
+        else None
+    )
     chosen = exact or (sorted(digests)[0] if digests else None)
     if chosen is None or name.startswith("localhost/"):
         return ResolvedBase(reference, image.id, why, reference)
@@ -124,7 +138,11 @@ def _pinned(reference: str, image: Image, why: str) -> ResolvedBase:
 
 def _fetch(reference: str, build: BuildContext, refresh: bool) -> ResolvedBase:
     image = build.store.find(reference)
-    if image and image.architecture == build.architecture and (not refresh or reference.startswith("localhost/")):
+    if (
+        image
+        and image.architecture == build.architecture
+        and (not refresh or reference.startswith("localhost/"))
+    ):
         build.report.say(f"base: {reference} (in {build.engine.name}'s storage)")
         return _pinned(reference, image, "already in the engine's storage")
     _probe(reference)
@@ -151,7 +169,11 @@ def _probe(reference: str) -> None:
     if done.exit_code != 0:
         words = done.stderr.strip().splitlines() or ["it printed nothing"]
         message = (words[-1].partition("msg=")[2].strip('"') or words[-1]).replace('\\"', '"')
-        raise RunnerError("the registry cannot be read", re.sub(r"^Error parsing image name .*?: ", "", message), "")
+        raise RunnerError(
+            "the registry cannot be read",
+            re.sub(r"^Error parsing image name .*?: ", "", message),
+            "",
+        )
 
 
 def _make_debian(base: Base, build: BuildContext, refresh: bool) -> ResolvedBase:
@@ -159,16 +181,22 @@ def _make_debian(base: Base, build: BuildContext, refresh: bool) -> ResolvedBase
     if build.store.find(made.reference) and not refresh:
         build.report.say(f"base: {base} (already built by mmdebstrap)")
         return made
-    build.report.say(f"building the base {base} with mmdebstrap: {len(base.packages)} packages and their dependencies")
+    build.report.say(
+        f"building the base {base} with mmdebstrap: {len(base.packages)} packages and their dependencies"
+    )
     with folders.temporary("runner-debian-", build.log.parent) as folder:
-        first, *rest = debian_steps(base, build.engine, build.platform, made.reference, folder / "root.tar")
+        first, *rest = debian_steps(
+            base, build.engine, build.platform, made.reference, folder / "root.tar"
+        )
         build.run(first, "mmdebstrap failed")
         for step in rest:
             process.run(step.argv, env=step.env)
     return made
 
 
-def debian_steps(base: Base, engine: Engine, platform: str, reference: str, archive: Path) -> tuple[Step, ...]:
+def debian_steps(
+    base: Base, engine: Engine, platform: str, reference: str, archive: Path
+) -> tuple[Step, ...]:
     """The steps that make a Debian base by way of the file `archive`: imported under a temporary name, then tagged.
 
     The final name comes last, so that a broken import never leaves an incomplete base under it.
@@ -181,9 +209,18 @@ def debian_steps(base: Base, engine: Engine, platform: str, reference: str, arch
         'grep "^deb " "$1/usr/share/doc/apt/examples/sources.list" > apt/sources.list'
     )
     # it runs with a subordinate id of the user, which cannot enter a temporary folder with mode 700
-    elsewhere = () if folders.open_to_others(Path(os.environ.get("TMPDIR") or "/tmp")) else ("env", "TMPDIR=/tmp")
+    elsewhere = (
+        ()
+        if folders.open_to_others(Path(os.environ.get("TMPDIR") or "/tmp"))
+        else ("env", "TMPDIR=/tmp")
+    )
     packages = (f"--include={','.join(base.packages)}",) if base.packages else ()
-    flags = ("--variant=minbase", f"--architectures={architecture}", *packages, f"--customize-hook={clean}")
+    flags = (
+        "--variant=minbase",
+        f"--architectures={architecture}",
+        *packages,
+        f"--customize-hook={clean}",
+    )
     make = (*elsewhere, "mmdebstrap", *flags, suite, str(archive))
     unfinished = f"{reference}-unfinished"
     drop = ("rmi", "--no-prune") if engine.name == "docker" else ("untag", unfinished)
@@ -246,4 +283,6 @@ class BuildContext:
             self.report.detail(line)
 
         if run_logged(step, self.log, listen) != 0:
-            raise RunnerError(failure, "\n".join(last) or "it printed nothing", f"read the log {self.log}")
+            raise RunnerError(
+                failure, "\n".join(last) or "it printed nothing", f"read the log {self.log}"
+            )

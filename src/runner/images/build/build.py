@@ -39,7 +39,9 @@ from runner.machine.folders import cache_folder
 from runner.machine.report import Report
 
 
-def build(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], report: Report) -> Image:
+def build(
+    recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], report: Report
+) -> Image:
     """The recipe's image. It is built unless the storage already has it.
 
     Raises RunnerError for a missing engine or base, and for a failed step (with its last lines and its log).
@@ -59,7 +61,9 @@ def build(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], rep
             return image
         if recipe.bases and not declares_base(recipe.containerfile.read_text()):
             name = recipe.containerfile.name
-            report.warn(f"{name} has no `ARG BASE` before its first FROM, so the recipe's base has no effect")
+            report.warn(
+                f"{name} has no `ARG BASE` before its first FROM, so the recipe's base has no effect"
+            )
         settings = offered_settings(context.engine, base, environ)
         report_settings(settings, context.engine, environ, report)
         tag = _tag(recipe, base, context)
@@ -68,7 +72,9 @@ def build(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], rep
         try:
             steps = plan_build(recipe, context, base, settings, tag)
             labels = len(image_labels(recipe, base, "")) if context.engine.name == "podman" else 0
-            progress = BuildProgress(report, hide_arguments=bool(settings.arguments), hide_labels=labels)
+            progress = BuildProgress(
+                report, hide_arguments=bool(settings.arguments), hide_labels=labels
+            )
             _carry_out(steps, recipe, context, progress, lambda: _tag(recipe, base, context) == tag)
         finally:
             folders.remove(context.staging)
@@ -80,7 +86,9 @@ def build(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], rep
         return image
 
 
-def dry_run(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], report: Report) -> str:
+def dry_run(
+    recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], report: Report
+) -> str:
     """A bash script that does the same as `build`. Nothing is downloaded, built or staged.
 
     If the digests of all bases are unknown without asking a registry, the script uses the recipe's first base, and
@@ -89,23 +97,37 @@ def dry_run(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], r
     context, recipe = prepare(recipe, options, environ, report)
     known = known_bases(recipe, context)
     first = recipe.bases[0] if recipe.bases else None
-    base = known[0] if known else ResolvedBase(str(first), str(first), "the recipe's first", str(first))
+    base = (
+        known[0]
+        if known
+        else ResolvedBase(str(first), str(first), "the recipe's first", str(first))
+    )
     before: tuple[Step, ...] = ()
-    if base.reference.startswith("localhost/runner/base-") and context.store.find(base.reference) is None:
+    if (
+        base.reference.startswith("localhost/runner/base-")
+        and context.store.find(base.reference) is None
+    ):
         made = next(entry for entry in recipe.bases if entry.debian)
         folder = Step("a folder for the root file system", ("mkdir", "-p", str(context.staging)))
         archive = context.staging / "root.tar"
-        before = (folder, *debian_steps(made, context.engine, context.platform, base.reference, archive))
+        before = (
+            folder,
+            *debian_steps(made, context.engine, context.platform, base.reference, archive),
+        )
         report.warn(
             f"the script below builds a Debian base, but `runner build` would first try to pull {recipe.bases[0]}"
         )
     settings = offered_settings(context.engine, base, environ)
     clean = {name: host_settings.without_credentials(text) for name, text in settings.files.items()}
     if clean != dict(settings.files):
-        report.warn("the credentials of the package index are replaced by ***: add them before you run the script")
+        report.warn(
+            "the credentials of the package index are replaced by ***: add them before you run the script"
+        )
     tag = _tag(recipe, base, context)
     steps = plan_build(recipe, context, base, replace(settings, files=clean), tag)
-    return bash((*before, *steps, Step("remove the private folder", ("rm", "-r", str(context.staging)))))
+    return bash(
+        (*before, *steps, Step("remove the private folder", ("rm", "-r", str(context.staging))))
+    )
 
 
 def prepare(
@@ -130,19 +152,43 @@ def plan_build(
     engine, name, staging = context.engine, f"{recipe.repository}:{tag}", context.staging
     folder, containerfile = staging / "context", staging / "Containerfile"
     text = with_arguments(recipe.containerfile.read_text(), settings.arguments)
-    steps = [Step("a private folder for the files of the build", ("install", "-d", "-m", "700", str(staging)))]
+    steps = [
+        Step(
+            "a private folder for the files of the build",
+            ("install", "-d", "-m", "700", str(staging)),
+        )
+    ]
     steps.append(Step("its context", ("mkdir", "-p", str(folder))))
     listed = context_files(recipe)
     if listed:
         # from a list, because the file names of a large project do not fit on a command line
         names = staging / "files"
-        steps.append(write_step("the names of the files that the recipe lists", names, "\n".join(listed)))
-        copy = ("xargs", "-a", str(names), "-d", "\\n", "cp", "-P", "-p", "--parents", "-t", str(folder), "--")
+        steps.append(
+            write_step("the names of the files that the recipe lists", names, "\n".join(listed))
+        )
+        copy = (
+            "xargs",
+            "-a",
+            str(names),
+            "-d",
+            "\\n",
+            "cp",
+            "-P",
+            "-p",
+            "--parents",
+            "-t",
+            str(folder),
+            "--",
+        )
         steps.append(Step("the files", copy, cwd=recipe.root))
     steps.append(write_step("the Containerfile", containerfile, text))
     for file, content_text in settings.files.items():
         # readable for every user inside the build, such as apt's; the private folder excludes the users of the host
-        steps.append(write_step(f"the host's {file}, for the build only", staging / file, content_text, 0o644))
+        steps.append(
+            write_step(
+                f"the host's {file}, for the build only", staging / file, content_text, 0o644
+            )
+        )
     flags = (
         *(f"--build-arg={key}={value}" for key, value in recipe.build_args.items()),
         *((f"--build-arg=BASE={base.reference}",) if base.reference else ()),
@@ -154,7 +200,10 @@ def plan_build(
     argv = (*argv, f"--tag={name}", f"--file={containerfile}", str(folder))
     steps.append(Step(f"build {name}", argv, engine.env, logged=True))
     others = other_names(recipe, context)
-    return [*steps, *(Step("another name", (engine.name, "tag", name, other), engine.env) for other in others)]
+    return [
+        *steps,
+        *(Step("another name", (engine.name, "tag", name, other), engine.env) for other in others),
+    ]
 
 
 def write_step(why: str, path: Path, text: str, mode: int = 0o600) -> Step:
@@ -201,15 +250,22 @@ def git_revision(folder: Path) -> str:
     commit = process.run(("git", "-C", str(folder), "rev-parse", "HEAD"), check=False)
     if commit.exit_code != 0:
         return ""
-    status = process.run(("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no"), check=False)
+    status = process.run(
+        ("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no"), check=False
+    )
     return commit.stdout.strip() + ("-dirty" if status.stdout.strip() else "")
 
 
 def check_runnable(platform: str) -> None:
     """Raise RunnerError if this machine cannot run programs of the platform."""
     architecture = platform.split("/")[1]
-    handler = {"arm64": "qemu-aarch64", "amd64": "qemu-x86_64"}.get(architecture, f"qemu-{architecture}")
-    if architecture != probe.architecture() and not Path("/proc/sys/fs/binfmt_misc", handler).exists():
+    handler = {"arm64": "qemu-aarch64", "amd64": "qemu-x86_64"}.get(
+        architecture, f"qemu-{architecture}"
+    )
+    if (
+        architecture != probe.architecture()
+        and not Path("/proc/sys/fs/binfmt_misc", handler).exists()
+    ):
         raise RunnerError(
             f"cannot build for {platform} on this machine",
             f"its processor is {probe.architecture()}, and no emulator ({handler}) is registered",
@@ -217,7 +273,9 @@ def check_runnable(platform: str) -> None:
         )
 
 
-def offered_settings(engine: Engine, base: ResolvedBase, environ: Mapping[str, str]) -> HostSettings:
+def offered_settings(
+    engine: Engine, base: ResolvedBase, environ: Mapping[str, str]
+) -> HostSettings:
     """The host's package settings for the build."""
     if engine.name != "podman":
         return HostSettings()
@@ -230,15 +288,21 @@ def offered_settings(engine: Engine, base: ResolvedBase, environ: Mapping[str, s
     return host_settings.join(pip, host_settings.apt_settings(release, host, sources, proxy))
 
 
-def report_settings(settings: HostSettings, engine: Engine, environ: Mapping[str, str], report: Report) -> None:
+def report_settings(
+    settings: HostSettings, engine: Engine, environ: Mapping[str, str], report: Report
+) -> None:
     """Report which of the host's settings the build uses."""
-    if engine.name != "podman" and host_settings.pip_settings(host_settings.pip_layers(environ), environ):
+    if engine.name != "podman" and host_settings.pip_settings(
+        host_settings.pip_layers(environ), environ
+    ):
         report.warn(
             "docker cannot mount files into a build, "
             "so the build does not see this machine's pip configuration and CA bundle"
         )
     if settings.notes:
-        report.say(f"used during the build, but not stored in the image: {', '.join(settings.notes)}")
+        report.say(
+            f"used during the build, but not stored in the image: {', '.join(settings.notes)}"
+        )
     if proxy := host_settings.proxy_settings(environ):
         report.say(f"the build uses the proxy {proxy}")
 
@@ -268,7 +332,11 @@ def _just_built(recipe: Recipe, tag: str, context: BuildContext) -> Image:
 
 
 def _carry_out(
-    steps: list[Step], recipe: Recipe, context: BuildContext, progress: BuildProgress, unchanged: Callable[[], bool]
+    steps: list[Step],
+    recipe: Recipe,
+    context: BuildContext,
+    progress: BuildProgress,
+    unchanged: Callable[[], bool],
 ) -> None:
     for step in steps:
         if not step.logged:
@@ -286,7 +354,8 @@ def _carry_out(
             at = f" at {progress.step}" if progress.step else ""
             raise RunnerError(
                 f"the build of {recipe.name!r} failed{at}",
-                "\n".join(progress.last_lines) or f"the engine ended with exit code {code} and printed nothing",
+                "\n".join(progress.last_lines)
+                or f"the engine ended with exit code {code} and printed nothing",
                 f"fix the step and build again (earlier steps are cached), or read the log {context.log}",
             )
 
@@ -304,7 +373,9 @@ _KEPT_LINES = 15
 class BuildProgress:
     """Reports each step when it begins, and stores the last lines of the current one."""
 
-    def __init__(self, report: Report, *, hide_arguments: bool = False, hide_labels: int = 0) -> None:
+    def __init__(
+        self, report: Report, *, hide_arguments: bool = False, hide_labels: int = 0
+    ) -> None:
         """`hide_arguments`: runner added an ARG after each FROM, which is neither shown nor counted.
 
         `hide_labels`: nor are that many labels.

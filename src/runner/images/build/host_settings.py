@@ -17,9 +17,24 @@ from runner.machine import process
 INSIDE = "/dev/runner"
 # the pip options for package sources; all other options are up to the recipe. Source: pip 25, cmdoptions
 _PIP_LISTS = ("find-links", "extra-index-url", "trusted-host")
-_PIP_KEYS = ("index-url", "no-index", "cert", "client-cert", "proxy", "timeout", "default-timeout", "retries")
+_PIP_KEYS = (
+    "index-url",
+    "no-index",
+    "cert",
+    "client-cert",
+    "proxy",
+    "timeout",
+    "default-timeout",
+    "retries",
+)
 # the variables with which other programs (curl, git, requests, uv) find a CA bundle
-CA_VARIABLES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO")
+CA_VARIABLES = (
+    "PIP_CERT",
+    "SSL_CERT_FILE",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    "GIT_SSL_CAINFO",
+)
 
 
 @dataclass(frozen=True)
@@ -40,8 +55,13 @@ class HostSettings:
 
 def join(one: HostSettings, two: HostSettings) -> HostSettings:
     """Combine two settings into one."""
-    mounts, arguments = dict.fromkeys((*one.mounts, *two.mounts)), {**one.arguments, **two.arguments}
-    return HostSettings({**one.files, **two.files}, tuple(mounts), arguments, (*one.notes, *two.notes))
+    mounts, arguments = (
+        dict.fromkeys((*one.mounts, *two.mounts)),
+        {**one.arguments, **two.arguments},
+    )
+    return HostSettings(
+        {**one.files, **two.files}, tuple(mounts), arguments, (*one.notes, *two.notes)
+    )
 
 
 def pip_layers(environ: Mapping[str, str]) -> list[dict[str, str]]:
@@ -50,7 +70,10 @@ def pip_layers(environ: Mapping[str, str]) -> list[dict[str, str]]:
     Source: pip's documentation, "Configuration". Raises RunnerError for a file that pip cannot read either.
     """
     home = Path(environ.get("HOME") or "~").expanduser()
-    paths = [Path(folder) / "pip/pip.conf" for folder in (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")]
+    paths = [
+        Path(folder) / "pip/pip.conf"
+        for folder in (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")
+    ]
     paths += [Path("/etc/pip.conf"), home / ".pip/pip.conf"]
     paths += [Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "pip/pip.conf"]
     if named := environ.get("PIP_CONFIG_FILE"):
@@ -70,7 +93,9 @@ def _read_pip_file(path: Path) -> dict[str, str]:
         parser.read_string(path.read_text())
     except (configparser.Error, OSError, ValueError) as error:
         raise RunnerError(
-            f"cannot read pip's configuration {path}", str(error), f"fix {path}: pip cannot read this file either"
+            f"cannot read pip's configuration {path}",
+            str(error),
+            f"fix {path}: pip cannot read this file either",
         ) from error
     merged: dict[str, str] = {}
     for section in ("global", "install"):
@@ -81,14 +106,21 @@ def _read_pip_file(path: Path) -> dict[str, str]:
 
 def pip_settings(layers: Sequence[Mapping[str, str]], environ: Mapping[str, str]) -> HostSettings:
     """The host's pip settings as one configuration file for the build, with mounts for local folders and the CA."""
-    values = {key: value for layer in layers for key, value in layer.items() if key in (*_PIP_LISTS, *_PIP_KEYS)}
+    values = {
+        key: value
+        for layer in layers
+        for key, value in layer.items()
+        if key in (*_PIP_LISTS, *_PIP_KEYS)
+    }
     mounts: dict[str, str] = {}
     notes: list[str] = []
     for key in ("find-links", "extra-index-url", "index-url"):
         words = [_offer(word, mounts, notes) for word in values.get(key, "").split()]
         values[key] = "\n    ".join(word for word in words if word)
     arguments: dict[str, str] = {}
-    bundle = values.pop("cert", "") or next((environ[name] for name in CA_VARIABLES if environ.get(name)), "")
+    bundle = values.pop("cert", "") or next(
+        (environ[name] for name in CA_VARIABLES if environ.get(name)), ""
+    )
     if bundle and Path(bundle).is_file():
         mounts[str(Path(bundle).resolve())] = f"{INSIDE}/ca.crt"
         arguments = dict.fromkeys(CA_VARIABLES, f"{INSIDE}/ca.crt")
@@ -174,26 +206,40 @@ def read_sources(folder: Path = Path("/etc/apt")) -> tuple[Source, ...]:
 
 
 def _one_line_sources(text: str) -> Iterator[Source]:
-    for match in re.finditer(r"^deb\s+(?:\[([^]]*)\]\s+)?(\S+)\s+(\S+)[ \t]*([^#\n]*)", text, re.MULTILINE):
+    for match in re.finditer(
+        r"^deb\s+(?:\[([^]]*)\]\s+)?(\S+)\s+(\S+)[ \t]*([^#\n]*)", text, re.MULTILINE
+    ):
         yield Source(match[2], match[3], match[4].strip(), (match[1] or "").strip())
 
 
 def _deb822_sources(text: str) -> Iterator[Source]:
     for block in re.split(r"\n\s*\n", text):
         lines = "\n".join(line for line in block.splitlines() if not line.startswith("#"))
-        fields = {key.lower(): value for key, value in re.findall(r"^(\S+):[ \t]*(.*(?:\n[ \t].*)*)", lines, re.M)}
-        if "deb" not in fields.get("types", "").split() or fields.get("enabled", "yes").strip() == "no":
+        fields = {
+            key.lower(): value
+            for key, value in re.findall(r"^(\S+):[ \t]*(.*(?:\n[ \t].*)*)", lines, re.M)
+        }
+        if (
+            "deb" not in fields.get("types", "").split()
+            or fields.get("enabled", "yes").strip() == "no"
+        ):
             continue
         key = fields.get("signed-by", "").strip()
         for uri in fields.get("uris", "").split():
             for suite in fields.get("suites", "").split():
                 components = " ".join(fields.get("components", "").split())
-                yield Source(uri, suite, components, f"signed-by={key}" if key.startswith("/") else "")
+                yield Source(
+                    uri, suite, components, f"signed-by={key}" if key.startswith("/") else ""
+                )
 
 
 def own_mirror(sources: Iterable[Source], codename: str) -> tuple[Source, ...]:
     """The sources of a release, if at least one is not the distribution's public server; else empty."""
-    ours = [source for source in sources if re.fullmatch(rf"{re.escape(codename)}(-(updates|security))?", source.suite)]
+    ours = [
+        source
+        for source in sources
+        if re.fullmatch(rf"{re.escape(codename)}(-(updates|security))?", source.suite)
+    ]
     special = any(not _PUBLIC.fullmatch(urlsplit(source.uri).hostname or "") for source in ours)
     return tuple(ours) if codename and special else ()
 
@@ -217,7 +263,10 @@ def proxies() -> dict[str, str]:
 
 
 def apt_settings(
-    base: tuple[str, str], host: tuple[str, str], sources: Iterable[Source], proxy: Mapping[str, str]
+    base: tuple[str, str],
+    host: tuple[str, str],
+    sources: Iterable[Source],
+    proxy: Mapping[str, str],
 ) -> HostSettings:
     """The settings for apt in the build: the host's mirror and proxy, if the base has the same release. Pure."""
     mirror = own_mirror(sources, host[1]) if base == host and base[1] else ()
@@ -236,4 +285,6 @@ def apt_settings(
         return HostSettings()
     files["apt.conf"] = "\n".join(settings) + "\n"
     notes = ("apt's mirror" if mirror else "", "apt's proxy" if proxied else "")
-    return HostSettings(files, mounts, {"APT_CONFIG": f"{INSIDE}/apt.conf"}, tuple(note for note in notes if note))
+    return HostSettings(
+        files, mounts, {"APT_CONFIG": f"{INSIDE}/apt.conf"}, tuple(note for note in notes if note)
+    )

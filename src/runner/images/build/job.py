@@ -16,7 +16,9 @@ from runner.machine.report import Report
 from runner.site import Site
 
 _POLL_SECONDS = 2.0
-_LATE_SECONDS = 20.0  # a shared file system may show the job's last files only after squeue reports its end
+_LATE_SECONDS = (
+    20.0  # a shared file system may show the job's last files only after squeue reports its end
+)
 _DEFAULT_MINUTES = 60
 
 
@@ -37,7 +39,9 @@ class BuildJob:
 def goes_to_a_job(site: Site, environ: Mapping[str, str]) -> bool:
     """Whether images for this site are built in a job: the site sets podman's storage on a node, and this is not such a
     node."""
-    return not site.is_local and site.container_storage is not None and "SLURM_JOB_ID" not in environ
+    return (
+        not site.is_local and site.container_storage is not None and "SLURM_JOB_ID" not in environ
+    )
 
 
 def script(job: BuildJob) -> str:
@@ -45,8 +49,12 @@ def script(job: BuildJob) -> str:
     import jinja2
 
     path = Path(__file__).with_name("job.sbatch.j2")
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
-    values = {name: shlex.quote(str(getattr(job, name))) for name in ("folder", "images", "project")}
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False
+    )
+    values = {
+        name: shlex.quote(str(getattr(job, name))) for name in ("folder", "images", "project")
+    }
     template = environment.from_string(path.read_text(encoding="utf-8"))
     return template.render(values, storage=job.storage, words=shlex.join(job.words))
 
@@ -58,16 +66,36 @@ def submission(job: BuildJob, site: Site, flags: Sequence[str]) -> tuple[str, ..
     asked |= {"cpus-per-task": site.cpus_per_node, "mem": site.memory}
     own = (f"--{name}={value}" for name, value in asked.items() if value)
     log = str(job.folder / "log").replace("%", "%%")
-    fixed = (f"--job-name=build-{job.name}", "--nodes=1", "--ntasks=1", f"--time={minutes}", f"--output={log}")
-    return ("sbatch", "--parsable", *fixed, *own, *site.sbatch, *flags, str(job.folder / "build.sbatch"))
+    fixed = (
+        f"--job-name=build-{job.name}",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--time={minutes}",
+        f"--output={log}",
+    )
+    return (
+        "sbatch",
+        "--parsable",
+        *fixed,
+        *own,
+        *site.sbatch,
+        *flags,
+        str(job.folder / "build.sbatch"),
+    )
 
 
 def check_account(site: Site, flags: Sequence[str], environ: Mapping[str, str]) -> None:
     """Raise RunnerError if the site requires an account and none is given."""
-    named = site.account or environ.get("SBATCH_ACCOUNT") or any(flag.startswith(("--account", "-A")) for flag in flags)
+    named = (
+        site.account
+        or environ.get("SBATCH_ACCOUNT")
+        or any(flag.startswith(("--account", "-A")) for flag in flags)
+    )
     if site.account_required and not named:
         raise RunnerError(
-            f"site {site.name} requires an account for the build job", "no account is set", "--sbatch=--account=PROJECT"
+            f"site {site.name} requires an account for the build job",
+            "no account is set",
+            "--sbatch=--account=PROJECT",
         )
 
 
@@ -82,7 +110,11 @@ def run(job: BuildJob, site: Site, flags: Sequence[str], report: Report) -> Path
     files.write(job.folder / "build.sbatch", text)
     done = process.run(submission(job, site, flags), check=False)
     if done.exit_code != 0:
-        raise RunnerError("sbatch rejected the build job", done.stderr.strip(), "pass a flag to sbatch: --sbatch=FLAG")
+        raise RunnerError(
+            "sbatch rejected the build job",
+            done.stderr.strip(),
+            "pass a flag to sbatch: --sbatch=FLAG",
+        )
     job_id = done.stdout.strip().partition(";")[0]
     report.say(f"build job {job_id} on {site.name}; its log: {job.folder}/log")
     try:
@@ -109,7 +141,12 @@ def _follow(job: BuildJob, job_id: str, report: Report) -> None:
 
 def _state(job_id: str) -> str:
     """The job's state; empty if it has ended. A controller that does not answer is asked again."""
-    asked = ("squeue", "--noheader", f"--jobs={job_id}", "--states=PENDING,RUNNING,COMPLETING,CONFIGURING,SUSPENDED")
+    asked = (
+        "squeue",
+        "--noheader",
+        f"--jobs={job_id}",
+        "--states=PENDING,RUNNING,COMPLETING,CONFIGURING,SUSPENDED",
+    )
     done = process.run((*asked, "--format=%T"), check=False)
     if done.exit_code != 0:
         return "" if "Invalid job id" in done.stderr else "unknown"
@@ -135,7 +172,9 @@ def _result(job: BuildJob, job_id: str) -> Path:
     fix = f"read the log {log}"
     if not (job.folder / "exit_code").exists():
         raise RunnerError(
-            f"build job {job_id} ended without a result", "the job was cancelled, or reached its time limit", fix
+            f"build job {job_id} ended without a result",
+            "the job was cancelled, or reached its time limit",
+            fix,
         )
     code = (job.folder / "exit_code").read_text().strip()
     path = (job.folder / "path").read_text().strip() if (job.folder / "path").exists() else ""

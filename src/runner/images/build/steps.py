@@ -71,7 +71,9 @@ def run_quietly(step: Step) -> None:
         process.run(step.argv, env=step.env, cwd=step.cwd)
         return
     with files.explained(f"write {step.write}"):
-        descriptor = os.open(step.write, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(
+            step.write, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600
+        )
         with os.fdopen(descriptor, "wb") as file:
             file.write(step.text.encode(errors="surrogateescape"))
             os.fchmod(descriptor, step.mode)

@@ -64,7 +64,9 @@ class Flattener:
         self._view.begin_layer()
         self._layer = self._view.layer
         self._ordinal = -1
-        self._head: bytes | None = None  # the directory of the entry before; its node, and its path without symlinks
+        self._head: bytes | None = (
+            None  # the directory of the entry before; its node, and its path without symlinks
+        )
         self._directory: Directory | None = None
         self._place = b""
         self._moved = False  # whether symlinks led there
@@ -132,7 +134,9 @@ class Flattener:
                 awaited.replace(self._again[ordinal])
             else:
                 self._again[ordinal] = awaited
-        self._again = {ordinal: awaited for ordinal, awaited in self._again.items() if awaited.names}
+        self._again = {
+            ordinal: awaited for ordinal, awaited in self._again.items() if awaited.names
+        }
         self._ordinal = -1
         return bool(self._again)
 
@@ -160,7 +164,8 @@ class Flattener:
                         directories.append((place + b"/" + name, node))
                 elif isinstance(node, Awaited):
                     raise refused(
-                        f"{shown(place + b'/' + name)} is a hard link to something else than a file", node.target
+                        f"{shown(place + b'/' + name)} is a hard link to something else than a file",
+                        node.target,
                     )
                 elif node is _GONE:
                     dropped.append(name)
@@ -184,12 +189,18 @@ class Flattener:
                 todo += node.data.split(b"/")[::-1]
                 trail = [self.root] if node.data.startswith(b"/") else trail
             else:
-                trail.append(node if isinstance(node, Directory) else self._view.new_directory(trail[-1], step))
+                trail.append(
+                    node
+                    if isinstance(node, Directory)
+                    else self._view.new_directory(trail[-1], step)
+                )
         trail[-1].children[name] = leaf
 
     def _offer_directory(self, entry: Entry, name: bytes, path: bytes) -> None:
         layer, parent = self._layer, self._directory
-        node: Leaf | Directory | None = self.root if not path else parent.children.get(name) if parent else _GONE
+        node: Leaf | Directory | None = (
+            self.root if not path else parent.children.get(name) if parent else _GONE
+        )
         if isinstance(node, Leaf) and node.layer != layer:
             self._pass_by(entry, path)
             return
@@ -224,8 +235,14 @@ class Flattener:
         uid, gid = self._owner(entry) if self._keep_owners else (0, 0)
         # share ints: each new one takes 28 bytes
         mode = self._modes.setdefault(mode, mode)
-        mtime = self._times.setdefault(mtime, mtime) if len(self._times) < _TIMES else self._times.get(mtime, mtime)
-        return Leaf(mode, uid, gid, mtime, self._xattrs(entry) if entry.xattrs else (), data, self._layer)
+        mtime = (
+            self._times.setdefault(mtime, mtime)
+            if len(self._times) < _TIMES
+            else self._times.get(mtime, mtime)
+        )
+        return Leaf(
+            mode, uid, gid, mtime, self._xattrs(entry) if entry.xattrs else (), data, self._layer
+        )
 
     def _owner(self, entry: Entry) -> tuple[int, int]:
         if not self._keep_owners:
@@ -237,7 +254,11 @@ class Flattener:
     def _xattrs(self, entry: Entry) -> tuple[tuple[bytes, bytes], ...]:
         if not self._keep_xattrs:
             return ()
-        return tuple(pair for pair in entry.xattrs if pair[0].startswith(b"user.") or pair[0] == b"security.capability")
+        return tuple(
+            pair
+            for pair in entry.xattrs
+            if pair[0].startswith(b"user.") or pair[0] == b"security.capability"
+        )
 
     def _enter(self, head: bytes) -> None:
         """Make `head` the current directory; None if layers above hide it."""
@@ -248,7 +269,9 @@ class Flattener:
 
     def _mark(self, entry: Entry, head: bytes, name: bytes) -> Leaf | None:
         """Record a whiteout or an opaque marker."""
-        directory, place = (self._directory, self._place) if head == self._head else self._view.walk(head, "mark")
+        directory, place = (
+            (self._directory, self._place) if head == self._head else self._view.walk(head, "mark")
+        )
         if name == _OPAQUE:
             if directory is not None:
                 self._opaque.append(directory)

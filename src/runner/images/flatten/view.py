@@ -74,9 +74,13 @@ class LinkTargets:
         self._work = work
         self._below: dict[bytes, list[bytes]] = {}  # an ancestor's path: the targets below it
         self._remembered = 0
-        self._found: dict[bytes, Leaf | int] = {}  # an int >= 0: the ordinal of a content that was not read
+        self._found: dict[
+            bytes, Leaf | int
+        ] = {}  # an int >= 0: the ordinal of a content that was not read
         self._hidden: set[bytes] = set()
-        self._joined: list[Awaited] = []  # of layers above, with targets that links of the current layer need too
+        self._joined: list[
+            Awaited
+        ] = []  # of layers above, with targets that links of the current layer need too
 
     def want(self, target: bytes, layer: int) -> Awaited:
         """The placeholder for a target that the layer has not contained so far."""
@@ -147,7 +151,11 @@ class LinkTargets:
         again: dict[int, Awaited] = {}
         for target in self._hidden:
             # whiteouts of a layer do not affect its own links
-            if target not in self._found and target in self.targets and self.targets[target].layer != layer:
+            if (
+                target not in self._found
+                and target in self.targets
+                and self.targets[target].layer != layer
+            ):
                 del self.targets[target]
         settled = self._joined
         for target, found in self._found.items():
@@ -163,7 +171,9 @@ class LinkTargets:
                 awaited.replace(leaf)
         self._found, self._hidden, self._joined = {}, set(), []
         # drop placeholders without a place, and remember the paths to the others
-        self.targets = {target: awaited for target, awaited in self.targets.items() if awaited.names}
+        self.targets = {
+            target: awaited for target, awaited in self.targets.items() if awaited.names
+        }
         self._below, self._remembered = {}, 0
         for target in self.targets:
             self._watch(target)
@@ -204,7 +214,10 @@ def _last(awaited: Awaited) -> Leaf | None:
     return leaf
 
 
-IMPLICIT, PHANTOM = -1, -2  # values of Directory.layer: without an entry of its own; with whiteouts only
+IMPLICIT, PHANTOM = (
+    -1,
+    -2,
+)  # values of Directory.layer: without an entry of its own; with whiteouts only
 WHITEOUT = b".wh."
 DEFAULT_MODE = stat.S_IFDIR | 0o755
 _STEPS = 40  # as Linux, namei.h, MAXSYMLINKS
@@ -221,14 +234,18 @@ class View:
         self._made: set[int] = set()  # ids of the directories that this layer created
         # by parent and name: directories with only whiteouts of layers above, where this layer has a file
         self._aside: dict[tuple[int, bytes], Directory] = {}
-        self._replaced: set[int] = set()  # ids of directories of layers above where this layer has a file
+        self._replaced: set[int] = (
+            set()
+        )  # ids of directories of layers above where this layer has a file
 
     def begin_layer(self) -> None:
         """Switch to the next layer."""
         self.layer += 1
         self._made, self._aside, self.symlinks, self._replaced = set(), {}, {}, set()
 
-    def walk(self, path: bytes, way: Literal["make", "mark", "look"]) -> tuple[Directory | None, bytes]:
+    def walk(
+        self, path: bytes, way: Literal["make", "mark", "look"]
+    ) -> tuple[Directory | None, bytes]:
         """The directory at a path and its path without symlinks; None if layers above hide it.
 
         "make" creates missing directories, "mark" creates them only for whiteouts, "look" creates none.
@@ -265,7 +282,9 @@ class View:
         hidden = 0 <= trail[-1].opaque < self.layer
         return None if hidden else trail[-1], b"/".join(done) if steps else path
 
-    def _followed(self, node: Leaf | Directory | None, done: list[bytes], name: bytes) -> bytes | None:
+    def _followed(
+        self, node: Leaf | Directory | None, done: list[bytes], name: bytes
+    ) -> bytes | None:
         """The target of a symlink of this layer."""
         if isinstance(node, Leaf) and node.layer == self.layer and isinstance(node.data, bytes):
             return node.data
@@ -276,14 +295,18 @@ class View:
 
     def new_directory(self, parent: Directory, name: bytes, layer: int = IMPLICIT) -> Directory:
         """A new directory without an entry of its own, in its place."""
-        directory = self._aside.pop((id(parent), name), None) or Directory(DEFAULT_MODE, 0, 0, 0, ())
+        directory = self._aside.pop((id(parent), name), None) or Directory(
+            DEFAULT_MODE, 0, 0, 0, ()
+        )
         directory.layer = layer
         if layer != PHANTOM:
             self._made.add(id(directory))
         parent.children[name] = directory
         return directory
 
-    def _step(self, parent: Directory, name: bytes, node: Leaf | Directory | None, way: str) -> Directory | None:
+    def _step(
+        self, parent: Directory, name: bytes, node: Leaf | Directory | None, way: str
+    ) -> Directory | None:
         """The directory `name`, created if needed; None if this layer cannot see one."""
         if isinstance(node, Directory):
             if way == "make":
@@ -323,7 +346,9 @@ class View:
 
     def is_own(self, directory: Directory) -> bool:
         """Whether this layer, so far, has a directory there."""
-        named = directory.layer == self.layer or (id(directory) in self._made and directory.layer == IMPLICIT)
+        named = directory.layer == self.layer or (
+            id(directory) in self._made and directory.layer == IMPLICIT
+        )
         return named and directory.opaque != self.layer and id(directory) not in self._replaced
 
     def _prune(self, directory: Directory) -> None:
@@ -359,4 +384,6 @@ def _make_default(directory: Directory, layer: int) -> None:
 
 def refused(why: str, path: bytes) -> RunnerError:
     """The error for an invalid layer."""
-    return RunnerError(f"a layer of the image is invalid at {shown(path)}", why, "build the image again")
+    return RunnerError(
+        f"a layer of the image is invalid at {shown(path)}", why, "build the image again"
+    )

@@ -48,8 +48,12 @@ def fstab(volumes: Mapping[str, Any]) -> str:
                 "a volume's path must be absolute, without '..' and '$': other paths could lead out of the image",
                 "remove this VOLUME from the Containerfile, and build the image again",
             )
-        escaped = "".join(f"\\{ord(letter):03o}" if letter in " \t\n\\#" else letter for letter in volume)
-        rows.append(f"${{ENROOT_ROOTFS}}{escaped} {escaped} none x-create=dir,bind,rw,nosuid,nodev\n")
+        escaped = "".join(
+            f"\\{ord(letter):03o}" if letter in " \t\n\\#" else letter for letter in volume
+        )
+        rows.append(
+            f"${{ENROOT_ROOTFS}}{escaped} {escaped} none x-create=dir,bind,rw,nosuid,nodev\n"
+        )
     return "".join(rows)
 
 
@@ -58,7 +62,9 @@ def rc(config: Mapping[str, Any]) -> str:
     entry point with the given arguments, or with the image's own when none are given."""
     labels = config.get("Labels") or {}
     lines = (f"# {key} {value}" for key, value in labels.items())
-    comments = ["".join(letter if letter.isprintable() else " " for letter in line) for line in lines]
+    comments = [
+        "".join(letter if letter.isprintable() else " " for letter in line) for line in lines
+    ]
     workdir = quote(str(config.get("WorkingDir") or "/"))
     entrypoint = " ".join(quote(word) for word in config.get("Entrypoint") or ())
     command = " ".join(quote(word) for word in config.get("Cmd") or ())

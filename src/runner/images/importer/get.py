@@ -50,20 +50,26 @@ class Settings:
 def read_settings(environ: Mapping[str, str]) -> Settings:
     """The settings of this machine and this user. Raises RunnerError for an invalid file."""
     settings, keys = Settings(), set(Settings.__dataclass_fields__)
-    own = Path(environ.get("XDG_CONFIG_HOME") or folders.home(environ) / ".config") / "runner/importer.toml"
+    own = (
+        Path(environ.get("XDG_CONFIG_HOME") or folders.home(environ) / ".config")
+        / "runner/importer.toml"
+    )
     for path, known in ((SYSTEM, keys), (own, keys - {"shared", "shared_owner"})):
         if path.exists():
             refuse_unknown_keys(document := read_toml(path), (), known, "file")
             kinds = {key: type(getattr(settings, key)) for key in document.data}
             found: dict[str, Any] = {
-                key: _READERS.get(kind, partial(typed, kind=kind))(document, (key,)) for key, kind in kinds.items()
+                key: _READERS.get(kind, partial(typed, kind=kind))(document, (key,))
+                for key, kind in kinds.items()
             }
             if "registries" in found:
                 found["registries"] = (*settings.registries, found["registries"])
             settings = replace(settings, **found)
             if settings.limit_gb < 0:
                 why = f"limit_gb is {settings.limit_gb}, and a limit cannot be negative"
-                raise RunnerError(f"{document.place('limit_gb')}: {why}", "0 means no limit", "correct the number")
+                raise RunnerError(
+                    f"{document.place('limit_gb')}: {why}", "0 means no limit", "correct the number"
+                )
     return settings
 
 
@@ -80,7 +86,9 @@ class Getter:
     def get(self, image: str) -> Path:
         """The squashfs file of an image, leased to the job step of this process."""
         trouble: list[str] = []
-        shared = self._stores([Path(each) for each in self.settings.shared], self.settings.shared_owner, trouble)
+        shared = self._stores(
+            [Path(each) for each in self.settings.shared], self.settings.shared_owner, trouble
+        )
         own = self._stores(self._own_folders(trouble), os.geteuid(), trouble)
         wanted = self._resolve(image, [store.folder / "digests" for store in own])
         path = self._take(wanted, [*shared, *own]) or self._import(wanted, own, trouble)
@@ -98,7 +106,9 @@ class Getter:
             others = [other for other in stores if other != store]
             try:
                 path = self._fetch(wanted, store, others, self._step())
-                for removed in store.collect(self.settings.limit_gb * 10**9 or 1 << 63, {wanted.name_in(store)}):
+                for removed in store.collect(
+                    self.settings.limit_gb * 10**9 or 1 << 63, {wanted.name_in(store)}
+                ):
                     self.report.say(f"removed {removed}, which was not used for the longest time")
                 return path
             except RunnerError as error:
@@ -127,7 +137,11 @@ class Getter:
         stores = self._stores([Path(each) for each in first], owner, refused) if mine else []
         if not stores:
             why = f"in {SYSTEM}, shared = {list(first)} and shared_owner = {owner}; your user id is {os.geteuid()}"
-            raise RunnerError("cannot fill a shared folder", "\n".join((why, *refused)), "set both keys to your folder")
+            raise RunnerError(
+                "cannot fill a shared folder",
+                "\n".join((why, *refused)),
+                "set both keys to your folder",
+            )
         with files.explained(f"read {listing}"):
             lines = [line.strip() for line in listing.read_text().splitlines()]
             (stores[0].folder / "leases").chmod(0o1777)
@@ -145,14 +159,19 @@ class Getter:
         if failed:
             why = "\n".join(("these lines failed, so no image was removed:", *failed))
             raise RunnerError(
-                f"{len(failed)} of the images in {listing} were not imported", why, "see the warnings above"
+                f"{len(failed)} of the images in {listing} were not imported",
+                why,
+                "see the warnings above",
             )
         for removed in stores[0].collect(0, kept):
             self.report.say(f"removed {removed}, which is not listed")
 
     def _step(self) -> str:
         """CLUSTER+JOB+STEP+NODE of this process, with which the names of its leases begin; empty outside Slurm."""
-        words = [self.environ.get(name, "") for name in ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID")]
+        words = [
+            self.environ.get(name, "")
+            for name in ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID")
+        ]
         # pyxis' last `release` has no SLURMD_NODENAME
         return "+".join([*words, os.uname().nodename]).replace("/", "-") if words[1] else ""
 
@@ -169,7 +188,10 @@ class Getter:
         with suppress(KeyError):  # a step may get no variables: srun --export=NONE
             user = pwd.getpwuid(os.geteuid())
             known = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
-            variables = {**known, **{name: value for name, value in variables.items() if value or name not in known}}
+            variables = {
+                **known,
+                **{name: value for name, value in variables.items() if value or name not in known},
+            }
         found = []
         for text in self.settings.folders:
             if unset := [name for name in expansion.names(text) if not variables.get(name)]:
@@ -185,7 +207,11 @@ class Getter:
         for path in paths:
             try:
                 if owner == os.geteuid():
-                    path.mkdir(0o755 if owner == self.settings.shared_owner else 0o700, parents=True, exist_ok=True)
+                    path.mkdir(
+                        0o755 if owner == self.settings.shared_owner else 0o700,
+                        parents=True,
+                        exist_ok=True,
+                    )
                 danger = Store(path, owner).danger(path)
                 if owner == os.geteuid() and not danger:
                     (path / "leases").mkdir(exist_ok=True)
@@ -209,18 +235,24 @@ class Getter:
                 except RunnerError as error:
                     if store.is_fault(error) or number == len(wanted.sources):
                         raise
-                    self.report.warn(f"{error.what}: {error.why}; asking {wanted.sources[number].registry}")
+                    self.report.warn(
+                        f"{error.what}: {error.why}; asking {wanted.sources[number].registry}"
+                    )
 
         with files.explained(f"write to {store.folder}"):
             name = wanted.name_in(store)
             return store.fetch(name, step, make, self.report, lambda: self._take(wanted, others))
 
-    def _import_from(self, reference: Reference, wanted: Wanted, store: Store, check_room: bool) -> None:
+    def _import_from(
+        self, reference: Reference, wanted: Wanted, store: Store, check_room: bool
+    ) -> None:
         from runner.images.importer.importer import import_image
         from runner.images.importer.plan import ImportOptions, ImportRequest
         from runner.project import find_project
 
-        source = f"docker://{reference.user}@{reference}" if reference.user else f"docker://{reference}"
+        source = (
+            f"docker://{reference.user}@{reference}" if reference.user else f"docker://{reference}"
+        )
         options = ImportOptions(
             output=store.folder / wanted.name_in(store),
             compression=self.settings.compression,
@@ -231,24 +263,37 @@ class Getter:
             importer=True,
             check_room=check_room,
         )
-        import_image(ImportRequest(source, store.folder, find_project(Path("/")), self.environ, options), self.report)
+        import_image(
+            ImportRequest(source, store.folder, find_project(Path("/")), self.environ, options),
+            self.report,
+        )
 
     def _resolve(self, image: str, digests: list[Path]) -> Wanted:
         """The image that a tag names now, by digest."""
         source = parse_source(image if "://" in image else f"docker://{image}", Path("/"))
         if source.scheme != "docker":
-            raise RunnerError(f"cannot get {image}", "the importer reads only from registries", "write docker://IMAGE")
+            raise RunnerError(
+                f"cannot get {image}",
+                "the importer reads only from registries",
+                "write docker://IMAGE",
+            )
         reference = replace(registry_reference(source.reference), user=source.user)
         place = f"{reference.registry}/{reference.repository}/"
         for allowed in self.settings.registries:
             if not any(place.startswith(f"{entry.rstrip('/')}/") for entry in allowed):
                 why = f"images may come from {', '.join(allowed) or 'no registry'}"
-                raise RunnerError(f"{reference} is not allowed here", why, f"see the key `registries` in {SYSTEM}")
+                raise RunnerError(
+                    f"{reference} is not allowed here", why, f"see the key `registries` in {SYSTEM}"
+                )
         mirror = self.settings.mirrors.get(reference.registry)
-        mirrored = mirror and registry_reference(f"{mirror}/{reference.repository}:{reference.tag or 'latest'}")
+        mirrored = mirror and registry_reference(
+            f"{mirror}/{reference.repository}:{reference.tag or 'latest'}"
+        )
         sources: tuple[Reference, ...] = (reference,)
         if reference.digest:
-            sources = (replace(mirrored, digest=reference.digest), reference) if mirrored else sources
+            sources = (
+                (replace(mirrored, digest=reference.digest), reference) if mirrored else sources
+            )
         else:
             sources = self._with_digest(reference, mirrored or None, digests)
         inputs = f"{sources[0].digest} {probe.architecture()} {self.settings.compression}"
@@ -277,7 +322,9 @@ class Getter:
             if not spare:
                 raise
             digest = spare
-            self.report.warn(f"{error.what}: {error.why}; using the last known digest of {reference}: {digest}")
+            self.report.warn(
+                f"{error.what}: {error.why}; using the last known digest of {reference}: {digest}"
+            )
         return (replace(reference, digest=digest),)
 
     def _ask(self, reference: Reference, digests: list[Path], briefly: bool = False) -> str:
@@ -291,13 +338,19 @@ class Getter:
                     stack.enter_context(files.locked(note, timeout_seconds=_TURN_SECONDS))
                 if (files.modified(note) or 0.0) >= self.began and (digest := files.text_of(note)):
                     return digest
-            started = [folder / f"{_note(reference)}+{self._start()}" for folder in digests[:1] if self._start()]
+            started = [
+                folder / f"{_note(reference)}+{self._start()}"
+                for folder in digests[:1]
+                if self._start()
+            ]
             if digest := next(map(_from_another_node, started), ""):
                 return digest
             from runner.images.sources.registry.repository import ask_digest
 
             asked = time.time()
-            digest = ask_digest(reference, self.environ, int(self.settings.allow_http), briefly=briefly)
+            digest = ask_digest(
+                reference, self.environ, int(self.settings.allow_http), briefly=briefly
+            )
             for note in (*notes, *started):
                 with suppress(RunnerError, OSError):
                     files.write(note, digest)
@@ -319,7 +372,11 @@ class Wanted:
     def name_in(self, store: Store) -> str:
         """The file's name in a store. It is the same for all tags and repositories that have this digest."""
         trace = self.trace_in(store)
-        inputs = f"{self.inputs} {hashlib.sha256(trace.read_bytes()).hexdigest()}" if trace else self.inputs
+        inputs = (
+            f"{self.inputs} {hashlib.sha256(trace.read_bytes()).hexdigest()}"
+            if trace
+            else self.inputs
+        )
         return f"{hashlib.sha256(inputs.encode()).hexdigest()[:32]}.sqsh"
 
     def trace_in(self, store: Store) -> Path | None:

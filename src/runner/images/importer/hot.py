@@ -20,7 +20,9 @@ from runner.images.squashfs.workers import PLAIN
 from runner.machine import files
 
 Places = list[tuple[int, int]]  # each: first byte, and the end
-Trace = dict[bytes, Places]  # path without the leading slash -> what was read of it; nothing: the whole file
+Trace = dict[
+    bytes, Places
+]  # path without the leading slash -> what was read of it; nothing: the whole file
 LIST_SIZE = 4096  # bytes after the squashfs, with lines `hot OFFSET LENGTH`: what to read ahead
 _GAP = 128 << 10  # bytes that are read in vain to join two places
 _LINE = re.compile(rb"(?:(\d+-\d+(?:,\d+-\d+)*) )?/(.+)", re.DOTALL)
@@ -37,8 +39,14 @@ def read_trace(path: Path) -> Trace:
         match = _LINE.fullmatch(line)
         if not match:
             why = "a line of a trace is `FIRST-END,… /PATH` or `/PATH`"
-            raise RunnerError(f"{path}:{number} is not a line of a trace", why, "record one: runner shell --trace FILE")
-        trace[match[2]] = [(int(first), int(end)) for first, end in re.findall(rb"(\d+)-(\d+)", match[1] or b"")]
+            raise RunnerError(
+                f"{path}:{number} is not a line of a trace",
+                why,
+                "record one: runner shell --trace FILE",
+            )
+        trace[match[2]] = [
+            (int(first), int(end)) for first, end in re.findall(rb"(\d+)-(\d+)", match[1] or b"")
+        ]
     return trace
 
 
@@ -53,12 +61,19 @@ def write_trace(target: Path, log: Path) -> int:
         if match := _OPENED.match(line):
             opened[match[1]] = match[2]
         elif (match := _READ.match(line)) and match[1] in opened and int(match[2]):
-            read.setdefault(opened[match[1]], []).append((int(match[3]), int(match[3]) + int(match[2])))
+            read.setdefault(opened[match[1]], []).append(
+                (int(match[3]), int(match[3]) + int(match[2]))
+            )
     log.unlink(missing_ok=True)
     if not read:
         why = "only the engine 'sandbox' with squashfuse records what a command reads"
-        raise RunnerError(f"cannot write {target}: there is no trace of the command", why, "see: runner doctor")
-    ranges = {path: b",".join(b"%d-%d" % place for place in _joined(places, _GAP)) for path, places in read.items()}
+        raise RunnerError(
+            f"cannot write {target}: there is no trace of the command", why, "see: runner doctor"
+        )
+    ranges = {
+        path: b",".join(b"%d-%d" % place for place in _joined(places, _GAP))
+        for path, places in read.items()
+    }
     files.write(target, b"".join(b"%s %s\n" % (ranges[path], path) for path in read))
     return len(read)
 
@@ -66,7 +81,14 @@ def write_trace(target: Path, log: Path) -> int:
 class HotRegion:
     """The files of a trace, placed after all runs. Raises RunnerError or OSError if their data cannot be moved."""
 
-    def __init__(self, trace: Trace, root: Directory, writer: DataWriter, file: BinaryIO, packing: Compression) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        root: Directory,
+        writer: DataWriter,
+        file: BinaryIO,
+        packing: Compression,
+    ) -> None:
         found: dict[int, tuple[Leaf, Places]] = {}
         for path, places in trace.items():
             if leaf := _find(root, path):
@@ -90,8 +112,12 @@ class HotRegion:
             if sizes:
                 large.append((leaf, size, start, sizes, places or [(0, size)]))
             elif size:
-                at, word = FRAGMENT.unpack_from(run.fragments, (fragment - run.first_fragment) * FRAGMENT.size)
-                leaf.data = writer.add(size, io.BytesIO(plain(run.offset + at, word)[offset : offset + size]))
+                at, word = FRAGMENT.unpack_from(
+                    run.fragments, (fragment - run.first_fragment) * FRAGMENT.size
+                )
+                leaf.data = writer.add(
+                    size, io.BytesIO(plain(run.offset + at, word)[offset : offset + size])
+                )
         writer.end_run()
         for leaf, size, start, sizes, places in large:
             leaf.data = self._moved(size, start, sizes, places) or leaf.data
@@ -102,7 +128,9 @@ class HotRegion:
         for (word,) in struct.iter_unpack("<I", sizes):
             ends.append(ends[-1] + (word & ~PLAIN))
         blocks, block_size = len(ends) - 1, self._block_size
-        spans = (range(first // block_size, min(-(-end // block_size), blocks)) for first, end in places)
+        spans = (
+            range(first // block_size, min(-(-end // block_size), blocks)) for first, end in places
+        )
         touched = {block for span in spans for block in span}
         if ends[-1] == start or len(touched) < blocks / 2:
             self._others += [(ends[block], ends[block + 1]) for block in touched]
@@ -113,10 +141,16 @@ class HotRegion:
 
     def write_list(self) -> None:
         """Write the list at the end of the file, which is a complete squashfs."""
-        places, gap, text = [(self._start, self._file.seek(0, os.SEEK_END))], _GAP, b"-" * (LIST_SIZE + 1)
+        places, gap, text = (
+            [(self._start, self._file.seek(0, os.SEEK_END))],
+            _GAP,
+            b"-" * (LIST_SIZE + 1),
+        )
         while len(text) > LIST_SIZE:
             joined = places + _joined(self._others, gap)
-            text = b"".join(b"hot %d %d\n" % (first, end - first) for first, end in joined if end > first)
+            text = b"".join(
+                b"hot %d %d\n" % (first, end - first) for first, end in joined if end > first
+            )
             gap *= 2
         self._file.write(text.ljust(LIST_SIZE, b"\0"))
         self._file.flush()

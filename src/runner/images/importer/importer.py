@@ -14,7 +14,14 @@ from runner.images.importer import enroot_files
 from runner.images.importer.layer_index import is_index
 from runner.images.importer.leftovers import LAYERS, SIDECAR, SQUASHFS, SUFFIX, clear_leftovers
 from runner.images.importer.pack import Packed, index_of, pack_image
-from runner.images.importer.plan import ImportOptions, ImportPlan, ImportRequest, plan_import, previous_index, stripe
+from runner.images.importer.plan import (
+    ImportOptions,
+    ImportPlan,
+    ImportRequest,
+    plan_import,
+    previous_index,
+    stripe,
+)
 from runner.images.reference import parse_source, registry_of
 from runner.images.sources.open import open_image
 from runner.images.squashfs_file import (
@@ -56,11 +63,15 @@ def import_image(request: ImportRequest, report: Report) -> Imported:
     """
     options = request.options
     with _planned(request, report) as plan:
-        if plan.reuse and is_whole(plan.target):  # without a lock, because the folder may be read-only for this user
+        if plan.reuse and is_whole(
+            plan.target
+        ):  # without a lock, because the folder may be read-only for this user
             return _found(plan.reuse, plan, report)
         with files.explained(f"write {plan.target}"), files.locked(plan.target) as locked:
             if not locked:
-                report.warn(f"{plan.target.parent} does not support file locks: simultaneous imports repeat the work")
+                report.warn(
+                    f"{plan.target.parent} does not support file locks: simultaneous imports repeat the work"
+                )
             return _import_locked(plan, report, options, held=plan.target if locked else None)
 
 
@@ -74,9 +85,17 @@ def explain_import(request: ImportRequest, report: Report) -> tuple[str, ...]:
         if plan.reuse:
             return (reads, f"reuses: {plan.target} (the same content)", "writes: nothing")
         same = sum(layer.diff_id in known for layer in image.layers)
-        reuses = f"{same} layers of {Path(previous.squashfs.name).name}" if previous and same else "nothing"
+        reuses = (
+            f"{same} layers of {Path(previous.squashfs.name).name}"
+            if previous and same
+            else "nothing"
+        )
         link = "" if plan.link == plan.target else f" and {plan.link} -> {plan.target.name}"
-        return (reads, f"reuses: {reuses}", f"writes: {plan.target}, {sidecar(plan.target).name}{link}")
+        return (
+            reads,
+            f"reuses: {reuses}",
+            f"writes: {plan.target}, {sidecar(plan.target).name}{link}",
+        )
 
 
 @contextmanager
@@ -124,7 +143,8 @@ def _refuse_foreign(plan: ImportPlan, options: ImportOptions) -> None:
 def _other_image(linked: Squashfs, plan: ImportPlan) -> str:
     """The recipe or registry of the linked file, if that of the new file differs; else empty."""
     before, after = (
-        str(labels.get("runner.recipe") or "") for labels in (linked.labels, plan.image.config.get("Labels") or {})
+        str(labels.get("runner.recipe") or "")
+        for labels in (linked.labels, plan.image.config.get("Labels") or {})
     )
     if before or after:
         return "" if before == after else f"recipe {before!r}" if before else "no recipe"
@@ -139,16 +159,26 @@ def _found(found: Squashfs, plan: ImportPlan, report: Report) -> Imported:
     return Imported(_with_link(found, plan, report), made=False)
 
 
-def _import_locked(plan: ImportPlan, report: Report, options: ImportOptions, held: Path | None) -> Imported:
+def _import_locked(
+    plan: ImportPlan, report: Report, options: ImportOptions, held: Path | None
+) -> Imported:
     """The import itself, with the lock of its target held. `held` is None if the file system has no locks."""
     clear_leftovers(plan.target.parent, report, held)
-    found = read_squashfs(plan.target)  # another import may have written it while this one waited for the lock
+    found = read_squashfs(
+        plan.target
+    )  # another import may have written it while this one waited for the lock
     if found and found.content == plan.content and not options.again:
         if is_whole(plan.target):
             return _found(found, plan, report)
-        report.warn(f"{plan.target} is damaged (its superblock does not match its size); importing the image again")
+        report.warn(
+            f"{plan.target} is damaged (its superblock does not match its size); importing the image again"
+        )
     elif plan.target.exists() and found is None and not options.force and options.output:
-        raise RunnerError(f"{plan.target} already exists", "`runner import` did not create it", "replace it: --force")
+        raise RunnerError(
+            f"{plan.target} already exists",
+            "`runner import` did not create it",
+            "replace it: --force",
+        )
     squashfs, packed = _make(plan, report, options)
     return Imported(_with_link(squashfs, plan, report), made=True, packed=packed)
 
@@ -157,7 +187,10 @@ def _make(plan: ImportPlan, report: Report, options: ImportOptions) -> tuple[Squ
     image = plan.image
     room = os.statvfs(plan.target.parent)
     if options.check_room and room.f_bavail * room.f_frsize < image.size_bytes:
-        raise OSError(errno.ENOSPC, f"No space left on device for an image of {image.size_bytes / 1e6:,.0f} MB")
+        raise OSError(
+            errno.ENOSPC,
+            f"No space left on device for an image of {image.size_bytes / 1e6:,.0f} MB",
+        )
     omitted = enroot_files.multiline_variables(image.config)
     if omitted:
         report.warn(
@@ -172,7 +205,10 @@ def _make(plan: ImportPlan, report: Report, options: ImportOptions) -> tuple[Squ
         for line in stripe(unfinished, options.striping):
             report.say(line)
         total = image.size_bytes or None
-        with unfinished.open("w+b") as file, report.bar(f"packing {image.reference}", total) as advance:
+        with (
+            unfinished.open("w+b") as file,
+            report.bar(f"packing {image.reference}", total) as advance,
+        ):
             own = enroot_files.metadata_files(image.config)
             packed = pack_image(image, file, own, plan.packing, previous, advance)
             with index.open("wb") as target:
@@ -191,9 +227,13 @@ def _make(plan: ImportPlan, report: Report, options: ImportOptions) -> tuple[Squ
                 "image; remove the file, or import its image with --no-cache"
             )
     if trace := plan.packing.trace:
-        report.say(f"{packed.traced:,} of the {len(trace):,} files of the trace are stored together")
+        report.say(
+            f"{packed.traced:,} of the {len(trace):,} files of the trace are stored together"
+        )
     phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in packed.seconds.items())
-    report.detail(f"{packed.layers} layers ({packed.layers_reused} copied), {packed.entries} entries: {phases}")
+    report.detail(
+        f"{packed.layers} layers ({packed.layers_reused} copied), {packed.entries} entries: {phases}"
+    )
     return squashfs, packed
 
 
@@ -225,7 +265,9 @@ def _described(plan: ImportPlan, made: Path, packed: Packed, options: ImportOpti
 def _with_link(squashfs: Squashfs, plan: ImportPlan, report: Report) -> Squashfs:
     """Point the stable symlink to the file, unless another user owns the link, which then stays."""
     name = plan.target.name
-    if plan.link != plan.target and not (plan.link.is_symlink() and str(plan.link.readlink()) == name):
+    if plan.link != plan.target and not (
+        plan.link.is_symlink() and str(plan.link.readlink()) == name
+    ):
         try:
             files.link(plan.link, name)
         except OSError as error:

@@ -68,9 +68,18 @@ class LayerLog:
         self._chunk: list[list[Any]] = []
 
     def add(self, entry: Entry) -> None:
-        row: list[Any] = [entry.path.decode("latin-1"), entry.mode, entry.uid, entry.gid, entry.mtime, entry.size]
+        row: list[Any] = [
+            entry.path.decode("latin-1"),
+            entry.mode,
+            entry.uid,
+            entry.gid,
+            entry.mtime,
+            entry.size,
+        ]
         if entry.target or entry.xattrs or entry.hard_link or entry.device != (0, 0):
-            xattrs = [[key.decode("latin-1"), value.decode("latin-1")] for key, value in entry.xattrs]
+            xattrs = [
+                [key.decode("latin-1"), value.decode("latin-1")] for key, value in entry.xattrs
+            ]
             row += [entry.target.decode("latin-1"), *entry.device, xattrs, int(entry.hard_link)]
         self._chunk.append(row)
         if len(self._chunk) == _CHUNK:
@@ -80,7 +89,9 @@ class LayerLog:
         """The layer's frame. `contents` are the needed contents, in the order of their entries."""
         self._flush()
         for start in range(0, len(contents), _CHUNK):
-            self._line({"places": [_as_json(data.place) for data in contents[start : start + _CHUNK]]})
+            self._line(
+                {"places": [_as_json(data.place) for data in contents[start : start + _CHUNK]]}
+            )
         return b"".join([*self._packed, self._stream.flush()])
 
     def _flush(self) -> None:
@@ -95,7 +106,9 @@ class LayerLog:
 class LayerIndex:
     """An open index with its squashfs. Both are closed together."""
 
-    def __init__(self, records: Sequence[LayerRecord], index: BinaryIO, squashfs: BinaryIO, settings: str) -> None:
+    def __init__(
+        self, records: Sequence[LayerRecord], index: BinaryIO, squashfs: BinaryIO, settings: str
+    ) -> None:
         self.records = {record.diff_id: record for record in records if record.diff_id}
         self.settings = settings
         self.squashfs = squashfs
@@ -158,7 +171,11 @@ def write_index(
     records, position = [], 0
     for record, frame in layers:
         target.write(frame)
-        records.append(replace(record, frame=position, frame_length=len(frame), frame_check=isal_zlib.crc32(frame)))
+        records.append(
+            replace(
+                record, frame=position, frame_length=len(frame), frame_check=isal_zlib.crc32(frame)
+            )
+        )
         position += len(frame)
     contents = {
         "form": FORM,
@@ -166,7 +183,9 @@ def write_index(
         "superblock": superblock.hex(),
         "layers": [asdict(record) for record in records],
     }
-    packed = zstandard.ZstdCompressor(level=1, write_checksum=True).compress(json.dumps(contents).encode())
+    packed = zstandard.ZstdCompressor(level=1, write_checksum=True).compress(
+        json.dumps(contents).encode()
+    )
     target.write(packed + _TAIL.pack(len(packed), _MARK))
 
 
@@ -178,7 +197,9 @@ def open_index(path: Path, squashfs: Path) -> LayerIndex | None:
         return None
     try:
         contents = _contents(index)
-        fits = contents["form"] == FORM and contents["superblock"] == image.read(SUPERBLOCK.size).hex()
+        fits = (
+            contents["form"] == FORM and contents["superblock"] == image.read(SUPERBLOCK.size).hex()
+        )
         if fits and is_whole(squashfs) and _only_ours(index) and _only_ours(image):
             records = [LayerRecord(**record) for record in contents["layers"]]
             return LayerIndex(records, index, image, str(contents["settings"]))
@@ -210,7 +231,9 @@ def _contents(index: BinaryIO) -> dict[str, Any]:
     if mark != _MARK or length > min(end, _LARGEST_CONTENTS):
         raise ValueError("no table of contents")
     index.seek(end - length)
-    plain = zstandard.ZstdDecompressor().decompress(index.read(length), max_output_size=_LARGEST_CONTENTS)
+    plain = zstandard.ZstdDecompressor().decompress(
+        index.read(length), max_output_size=_LARGEST_CONTENTS
+    )
     contents: dict[str, Any] = json.loads(plain)
     return contents
 
@@ -222,9 +245,17 @@ def _entry(row: list[Any]) -> Entry:
     target, major, minor, xattrs, hard_link = more
     pairs = tuple((key.encode("latin-1"), value.encode("latin-1")) for key, value in xattrs)
     return Entry(
-        path.encode("latin-1"), mode, uid, gid, mtime, size, target.encode("latin-1"), (major, minor), pairs,
+        path.encode("latin-1"),
+        mode,
+        uid,
+        gid,
+        mtime,
+        size,
+        target.encode("latin-1"),
+        (major, minor),
+        pairs,
         bool(hard_link),
-    )  # fmt: skip
+    )
 
 
 def _as_json(place: Place) -> int | list[Any]:

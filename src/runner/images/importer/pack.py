@@ -17,7 +17,14 @@ from typing import BinaryIO
 from runner.errors import RunnerError
 from runner.images.flatten.flatten import Flattener
 from runner.images.importer.hot import HotRegion, Trace
-from runner.images.importer.layer_index import LayerIndex, LayerLog, LayerRecord, needed_hash, read_frame, write_index
+from runner.images.importer.layer_index import (
+    LayerIndex,
+    LayerLog,
+    LayerRecord,
+    needed_hash,
+    read_frame,
+    write_index,
+)
 from runner.images.layers.decode import decoded
 from runner.images.layers.layer import Layer, LayeredImage
 from runner.images.layers.tar import Entry, entries
@@ -96,7 +103,9 @@ class PackOptions:
     def settings(self) -> str:
         """The settings that determine the bytes of the squashfs, besides its image."""
         epoch = "" if self.epoch is None else f", times to {self.epoch}"
-        trace = f", trace {sha256(repr(self.trace).encode()).hexdigest()[:12]}" if self.trace else ""
+        trace = (
+            f", trace {sha256(repr(self.trace).encode()).hexdigest()[:12]}" if self.trace else ""
+        )
         return f"{self.run_settings}, owners {self.owners}, xattrs {self.xattrs}{epoch}{trace}"
 
 
@@ -142,7 +151,9 @@ def pack_image(
     with set_for_streams(), DataWriter(file, options.compression, options.threads) as writer:
         packer = _Packer(flattener, writer, options, packed)
         packer.add_own(own_files)
-        image.expect([layer for layer in reversed(image.layers) if not (previous and previous.find(layer))])
+        image.expect(
+            [layer for layer in reversed(image.layers) if not (previous and previous.find(layer))]
+        )
         for layer in reversed(image.layers):
             record = previous.find(layer) if previous else None
             if previous and record:
@@ -154,8 +165,12 @@ def pack_image(
         with packed.phase("tables"):
             root = flattener.finish()
             packer.place_own()
-            hot = options.trace and HotRegion(options.trace, root, writer, file, options.compression)
-            write_tables(file, writer, root, time=options.epoch or 0, compression=options.compression)
+            hot = options.trace and HotRegion(
+                options.trace, root, writer, file, options.compression
+            )
+            write_tables(
+                file, writer, root, time=options.epoch or 0, compression=options.compression
+            )
             if hot:
                 hot.write_list()
                 packed.traced = hot.files
@@ -175,8 +190,15 @@ Offer = Callable[[Entry, int, bool], Leaf | None]
 class _Packer:
     """Adds one layer after another, top layer first."""
 
-    def __init__(self, flattener: Flattener, writer: DataWriter, options: PackOptions, packed: Packed) -> None:
-        self._flattener, self._writer, self._options, self._packed = flattener, writer, options, packed
+    def __init__(
+        self, flattener: Flattener, writer: DataWriter, options: PackOptions, packed: Packed
+    ) -> None:
+        self._flattener, self._writer, self._options, self._packed = (
+            flattener,
+            writer,
+            options,
+            packed,
+        )
         self._own: dict[bytes, Leaf] = {}
 
     def add_own(self, files: Mapping[str, tuple[str, int]]) -> None:
@@ -198,7 +220,9 @@ class _Packer:
         self._flattener.begin_layer()
         self._packed.entries += self._pack(layer, self._offer, self._flattener.end_layer, advance)
 
-    def _pack(self, layer: Layer, offer: Offer, more: Callable[[], bool], advance: Callable[[int], None]) -> int:
+    def _pack(
+        self, layer: Layer, offer: Offer, more: Callable[[], bool], advance: Callable[[int], None]
+    ) -> int:
         """Pack the contents for which `offer` gives a leaf, and return the number of entries.
 
         If `more` then returns true, the layer is read a second time. This is rare: a hard link needs a file that was
@@ -206,9 +230,13 @@ class _Packer:
         """
         log, needed, contents = LayerLog(), array("I"), list[FileData]()
         run, count = self._writer.begin_run(), 0
-        verify = self._options.verify_diff_ids or not layer.digest  # without a digest, there is only the diff_id
+        verify = (
+            self._options.verify_diff_ids or not layer.digest
+        )  # without a digest, there is only the diff_id
         for again in (False, True):
-            with decoded(layer, verify_diff_id=verify, advance=_ignore if again else advance) as stream:
+            with decoded(
+                layer, verify_diff_id=verify, advance=_ignore if again else advance
+            ) as stream:
                 for number, (entry, content) in enumerate(entries(stream)):
                     if not again:
                         log.add(entry)
@@ -220,14 +248,22 @@ class _Packer:
             if again or not more():
                 break
         self._writer.end_run()
-        proven = bool(layer.diff_id) and (self._options.verify_diff_ids or layer.diff_id == layer.digest)
+        proven = bool(layer.diff_id) and (
+            self._options.verify_diff_ids or layer.diff_id == layer.digest
+        )
         known = (layer.diff_id, layer.digest, proven, needed_hash(needed))
         pieces = run.fragments.decode("latin-1")
         record = LayerRecord(*known, run.offset, run.length, pieces, run.check, 0, 0)
         self._packed.index.append((record, log.end(contents)))
         return count
 
-    def reuse(self, layer: Layer, record: LayerRecord, previous: LayerIndex, advance: Callable[[int], None]) -> None:
+    def reuse(
+        self,
+        layer: Layer,
+        record: LayerRecord,
+        previous: LayerIndex,
+        advance: Callable[[int], None],
+    ) -> None:
         """Copy a layer from the previous squashfs. If other files of it are visible now, pack it again."""
         data = previous.frame(record)
         if data is None or (self._options.verify_diff_ids and not previous.is_intact(record)):
@@ -256,7 +292,9 @@ class _Packer:
         self._packed.index.append((replace(record, offset=run.offset), data))
         advance(layer.size_bytes)
 
-    def _read_again(self, layer: Layer, needed: array[int], leaves: list[Leaf], advance: Callable[[int], None]) -> None:
+    def _read_again(
+        self, layer: Layer, needed: array[int], leaves: list[Leaf], advance: Callable[[int], None]
+    ) -> None:
         """Pack the contents of a layer whose entries are in the tree already, in the order of `needed`."""
         pairs = zip(needed, leaves, strict=True)
         waiting = next(pairs, None)
@@ -278,7 +316,9 @@ class _Packer:
 
     def _offer(self, entry: Entry, number: int = 0, again: bool = False) -> Leaf | None:
         """The leaf that needs the entry's content, if any."""
-        if not self._options.devices and (entry.path.startswith(b"dev/") or entry.path == b".dockerenv"):
+        if not self._options.devices and (
+            entry.path.startswith(b"dev/") or entry.path == b".dockerenv"
+        ):
             return None
         if self._options.epoch is not None and entry.mtime > self._options.epoch:
             entry.mtime = self._options.epoch

@@ -84,7 +84,9 @@ class ImportOptions:
         for flag, value, known in choices:
             if value not in known:
                 why = f"the possible values are {', '.join(known)}"
-                raise RunnerError(f"{flag} cannot be {value!r}", why, f"{flag} {known[0]}", exit_code=2)
+                raise RunnerError(
+                    f"{flag} cannot be {value!r}", why, f"{flag} {known[0]}", exit_code=2
+                )
         if self.threads is not None and not 1 <= self.threads <= 1024:
             raise RunnerError(
                 f"--threads cannot be {self.threads}",
@@ -111,7 +113,14 @@ class ImportRequest:
         """How the image is reached."""
         options = self.options
         architecture = options.architecture or probe.architecture()
-        return Access(self.environ, self.project, architecture, options.engine, options.allow_http, options.connections)
+        return Access(
+            self.environ,
+            self.project,
+            architecture,
+            options.engine,
+            options.allow_http,
+            options.connections,
+        )
 
 
 @dataclass(frozen=True)
@@ -141,7 +150,9 @@ def plan_import(name: str, image: LayeredImage, request: ImportRequest) -> Impor
         trace=_trace(image, request),
     )
     content = content_of(image, packing)
-    target = options.output.absolute() if options.output else request.images / f"{name}-{content}.sqsh"
+    target = (
+        options.output.absolute() if options.output else request.images / f"{name}-{content}.sqsh"
+    )
     link = target if options.output else request.images / f"{name}.sqsh"
     found = read_squashfs(target)
     reuse = found if found and found.content == content and not options.again else None
@@ -169,7 +180,11 @@ def previous_index(plan: ImportPlan, options: ImportOptions) -> Iterator[LayerIn
         if index is None:
             continue
         fits = index.settings == plan.packing.run_settings
-        shared = sum(record.length for key, record in index.records.items() if key in wanted) if fits else 0
+        shared = (
+            sum(record.length for key, record in index.records.items() if key in wanted)
+            if fits
+            else 0
+        )
         if shared <= (best[0] if best else 0):
             index.close()
             continue
@@ -197,8 +212,14 @@ def _candidates(plan: ImportPlan) -> list[Path]:
 def _trace(image: LayeredImage, request: ImportRequest) -> Trace | None:
     """The given trace, else that of the image's recipe, containers/NAME.trace; None if there is neither."""
     recipe = (image.config.get("Labels") or {}).get("runner.recipe")
-    paths = (path for root in request.project.roots for path in sorted((root / "containers").glob("*.trace")))
-    path = request.options.trace or next((path for path in paths if image_name(path.stem) == recipe), None)
+    paths = (
+        path
+        for root in request.project.roots
+        for path in sorted((root / "containers").glob("*.trace"))
+    )
+    path = request.options.trace or next(
+        (path for path in paths if image_name(path.stem) == recipe), None
+    )
     return read_trace(path) if path else None
 
 

@@ -59,7 +59,11 @@ def explain(request: ImportRequest, report: Report) -> tuple[str, ...]:
     change, _ = _planned(request, report)
     row = sarus_store.find(change.reference, sarus_store.list_images())
     if row and not request.options.again and change.verb == "migrate":
-        return (f"reads:  {change.reference}", f"reuses: {row.reference} ({row.id}) in the store", "writes: nothing")
+        return (
+            f"reads:  {change.reference}",
+            f"reuses: {row.reference} ({row.id}) in the store",
+            "writes: nothing",
+        )
     return (f"reads:  {change.reference}", f"runs:   sarusctl {change.verb} {change.reference}")
 
 
@@ -68,12 +72,18 @@ def _planned(request: ImportRequest, report: Report) -> tuple[_Change, Image | N
     source, options = parse_source(request.source, request.project.start), request.options
     if options.output:
         why = "Sarus Suite runs images from its own store, not from files"
-        raise RunnerError("-o FILE has no effect with the engine sarus", why, "leave out -o", exit_code=2)
+        raise RunnerError(
+            "-o FILE has no effect with the engine sarus", why, "leave out -o", exit_code=2
+        )
     if source.scheme == "docker":
         if source.user:
             why = f"{source} names a user for the login, which only enroot supports"
-            raise RunnerError("sarusctl cannot log in as that user", why, f"podman login {source.registry}")
-        return _Change(source, "pull", source.reference, podman_environment(request.environ)[0]), None
+            raise RunnerError(
+                "sarusctl cannot log in as that user", why, f"podman login {source.registry}"
+            )
+        return _Change(
+            source, "pull", source.reference, podman_environment(request.environ)[0]
+        ), None
     if source.scheme not in ("", "podman"):
         raise RunnerError(
             f"sarusctl cannot take {source}",
@@ -84,7 +94,9 @@ def _planned(request: ImportRequest, report: Report) -> tuple[_Change, Image | N
     content = str(image.labels.get("runner.content") or "")
     # the tag of the content never moves; `latest`, which a bare name means, does
     ours = image.name.startswith("localhost/runner/") and content
-    return _Change(source, "migrate", f"{image.name}:{content}" if ours else image.reference, engine.env), image
+    return _Change(
+        source, "migrate", f"{image.name}:{content}" if ours else image.reference, engine.env
+    ), image
 
 
 def _free_of_halves(change: _Change, request: ImportRequest, report: Report) -> Row | None:
@@ -96,12 +108,16 @@ def _free_of_halves(change: _Change, request: ImportRequest, report: Report) -> 
     if not half and not request.options.again:
         return row
     if half:
-        report.warn(f"{change.reference} is only half in the store, because its migration was interrupted: removing it")
+        report.warn(
+            f"{change.reference} is only half in the store, because its migration was interrupted: removing it"
+        )
     sarus_store.remove(change.reference)
     return None
 
 
-def _carry_out(change: _Change, before: Row | None, request: ImportRequest, report: Report) -> Image:
+def _carry_out(
+    change: _Change, before: Row | None, request: ImportRequest, report: Report
+) -> Image:
     """Run sarusctl. If that fails, and the store did not have the image before, nothing of it remains there."""
     with _undone(change, before):
         report.say(f"sarusctl {change.verb} {change.reference}")
@@ -111,7 +127,11 @@ def _carry_out(change: _Change, before: Row | None, request: ImportRequest, repo
             raise RunnerError(
                 f"sarusctl did not put {change.reference} into the store",
                 f"`sarusctl {change.verb}` reported success, but the store "
-                + ("does not list the image" if row is None else "lists it without its squashfs file"),
+                + (
+                    "does not list the image"
+                    if row is None
+                    else "lists it without its squashfs file"
+                ),
                 f"to see why: sarusctl --verbose {change.verb} {change.reference}",
             )
     return find(PodmanStore({**request.environ, **change.env}), change.reference, "podman")
@@ -128,14 +148,18 @@ def _undone(change: _Change, before: Row | None) -> Iterator[None]:
         raise
 
 
-def _already_there(change: _Change, row: Row, image: Image, request: ImportRequest, report: Report) -> Stored:
+def _already_there(
+    change: _Change, row: Row, image: Image, request: ImportRequest, report: Report
+) -> Stored:
     """The record of an image that the store had before. Raises RunnerError if its tag has moved since."""
     known = sarus_store.read_record(request.images, change.reference)
     ours = change.reference.startswith("localhost/runner/")
     if ours and image.labels.get("runner.content") == change.reference.rpartition(":")[2]:
         return known if known and known.id == row.id else _recorded(change, image, request)
     if known is None or known.id != row.id:
-        report.warn(f"{row.reference} was already in the store; if its tag may have moved since then, add --force")
+        report.warn(
+            f"{row.reference} was already in the store; if its tag may have moved since then, add --force"
+        )
         return _recorded(change, replace(image, id="", digest=""), request)
     if known.image_digest in ("", image.id):
         report.say(f"{change.reference}: already in the store; nothing to do")

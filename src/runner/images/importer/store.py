@@ -28,10 +28,21 @@ _LEASE_SECONDS = 7 * 86400  # the same for jobs that squeue cannot know
 _FULL_SECONDS = 120  # how long a folder that was too full for an image is not tried again, if it has no more space
 _MORE_BYTES = 64 << 20  # other files come and go meanwhile
 _REMOVAL_SECONDS = 10.0  # a mark for a removal that is older was left by a killed process
-_LEAST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 1.0  # between two looks at another process's import
+_LEAST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = (
+    0.1,
+    1.0,
+)  # between two looks at another process's import
 
 # errors that another folder may not have
-_OF_A_FOLDER = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.ESTALE}
+_OF_A_FOLDER = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.EIO,
+    errno.ESTALE,
+}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -51,7 +62,9 @@ class Store:
             if stat.S_ISLNK(status.st_mode):
                 if danger := self.danger(step.parent / step.readlink()):
                     return danger
-            elif status.st_mode & 0o022 and not (status.st_mode & stat.S_ISVTX and status.st_uid == 0):
+            elif status.st_mode & 0o022 and not (
+                status.st_mode & stat.S_ISVTX and status.st_uid == 0
+            ):
                 who = "its group" if not status.st_mode & 0o002 else "all users"
                 return f"{who} may write to {step} (to change that: chmod go-w {step})"
         return ""
@@ -61,14 +74,18 @@ class Store:
         cause = error.__cause__
         if not isinstance(cause, OSError) or cause.errno not in _OF_A_FOLDER:
             return False
-        return cause.filename is None or Path(os.fsdecode(cause.filename)).is_relative_to(self.folder)
+        return cause.filename is None or Path(os.fsdecode(cause.filename)).is_relative_to(
+            self.folder
+        )
 
     def take(self, name: str, step: str) -> Path | None:
         """The path of a whole, trusted file, leased to the job step; None if there is none."""
         path = self.folder / name
         try:
             path.lstat()  # most often it is not there, and then nothing else is looked at
-            safe = not path.is_symlink() and not self.danger(path) and not self.danger(sidecar(path))
+            safe = (
+                not path.is_symlink() and not self.danger(path) and not self.danger(sidecar(path))
+            )
         except OSError:  # not there, or removed meanwhile
             return None
         if not safe or not is_whole(path) or not read_squashfs(path):
@@ -76,18 +93,31 @@ class Store:
         with suppress(OSError):  # in another user's folder, only the lease is written
             if step:
                 # all users may write to the folder of the leases, so other users must not be able to guess this name
-                lease = self.folder / "leases" / f"{step}+{os.geteuid()}-{os.urandom(8).hex()}+{path.stem}"
-                os.close(os.open(lease, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644))
+                lease = (
+                    self.folder
+                    / "leases"
+                    / f"{step}+{os.geteuid()}-{os.urandom(8).hex()}+{path.stem}"
+                )
+                os.close(
+                    os.open(lease, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+                )
             os.utime(sidecar(path))
         mark, began = _removal_mark(path), time.monotonic()
-        while mark.exists() and path.exists():  # looked at after the lease was written: see `collect`
+        while (
+            mark.exists() and path.exists()
+        ):  # looked at after the lease was written: see `collect`
             if time.monotonic() - began > _REMOVAL_SECONDS:  # its process was killed
                 mark.unlink(missing_ok=True)
             time.sleep(_LEAST_PAUSE_SECONDS)
         return path if path.exists() else None
 
     def fetch(
-        self, name: str, step: str, make: Callable[[], object], report: Report, elsewhere: Callable[[], Path | None]
+        self,
+        name: str,
+        step: str,
+        make: Callable[[], object],
+        report: Report,
+        elsewhere: Callable[[], Path | None],
     ) -> Path:
         """The file, leased to the job step. One process makes it, and the others wait for it.
 
@@ -100,7 +130,9 @@ class Store:
             if not claim.end_if_dead(target):
                 waited = time.monotonic() - began
                 pause = min(max(waited / 10, _LEAST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
-                time.sleep(pause * random.uniform(0.5, 1.0))  # random: a thousand nodes should not all look at once
+                time.sleep(
+                    pause * random.uniform(0.5, 1.0)
+                )  # random: a thousand nodes should not all look at once
                 continue
             with claim.hold() as held:
                 if held and (other := elsewhere()):
@@ -118,8 +150,13 @@ class Store:
             known = time.time() - (files.modified(full) or 0.0) < _FULL_SECONDS
             if known and free <= int(files.text_of(full) or 0) + _MORE_BYTES:
                 error = OSError(errno.ENOSPC, "it was too full for this image a short time ago")
-                raise RunnerError(f"cannot write {target}", str(error.strerror), "free some space there") from error
-            for part in (sidecar(target), index_path(target)):  # one that is damaged would end each import
+                raise RunnerError(
+                    f"cannot write {target}", str(error.strerror), "free some space there"
+                ) from error
+            for part in (
+                sidecar(target),
+                index_path(target),
+            ):  # one that is damaged would end each import
                 part.unlink(missing_ok=True)
             make()
             if not self.take(name, ""):
@@ -128,7 +165,11 @@ class Store:
         except RunnerError as error:
             if not claim.is_ours():
                 return  # another process took over, because this one was too slow: use the other one's file
-            if self.is_fault(error) and getattr(error.__cause__, "errno", None) in _FULL and not known:
+            if (
+                self.is_fault(error)
+                and getattr(error.__cause__, "errno", None) in _FULL
+                and not known
+            ):
                 with suppress(OSError):
                     full.write_text(str(free))  # what was not enough
             raise
@@ -140,10 +181,16 @@ class Store:
         a mark before the leases are read again: a process that takes it and does not see the mark wrote a lease before.
         """
         with suppress(FileNotFoundError):  # another process removes files too
-            made = [each for path in self.folder.glob("*.sqsh") if (each := read_squashfs(path)) and each.importer]
+            made = [
+                each
+                for path in self.folder.glob("*.sqsh")
+                if (each := read_squashfs(path)) and each.importer
+            ]
             total = sum(each.size_bytes for each in made)
             jobs = _running_jobs() if total > limit_bytes else None
-            for path in sorted((each.path for each in made), key=lambda path: sidecar(path).stat().st_mtime):
+            for path in sorted(
+                (each.path for each in made), key=lambda path: sidecar(path).stat().st_mtime
+            ):
                 if total <= limit_bytes:
                     break
                 if path.name in keep or self._is_used(path, jobs):
@@ -172,7 +219,9 @@ class Store:
 
     def _is_used(self, path: Path, jobs: _Jobs | None) -> bool:
         """Whether a job uses the file, or somebody has used it within the last hour."""
-        return time.time() - sidecar(path).stat().st_mtime <= _RECENT_SECONDS or self._is_leased(path, jobs)
+        return time.time() - sidecar(path).stat().st_mtime <= _RECENT_SECONDS or self._is_leased(
+            path, jobs
+        )
 
     def _is_leased(self, path: Path, jobs: _Jobs | None) -> bool:
         """Whether a job uses the file. `jobs`: those of this cluster; None if squeue does not answer."""
@@ -183,9 +232,13 @@ class Store:
                 continue
             cluster, job = lease.name.split("+")[:2]
             here = jobs is not None and cluster == os.environ.get("SLURM_CLUSTER_NAME")
-            known = here and jobs is not None and (jobs.of_all_users or status.st_uid == os.geteuid())
+            known = (
+                here and jobs is not None and (jobs.of_all_users or status.st_uid == os.geteuid())
+            )
             age = time.time() - status.st_mtime
-            if (jobs is not None and job in jobs.numbers) or age < (_YOUNG_SECONDS if known else _LEASE_SECONDS):
+            if (jobs is not None and job in jobs.numbers) or age < (
+                _YOUNG_SECONDS if known else _LEASE_SECONDS
+            ):
                 return True
             with suppress(OSError):
                 lease.unlink()
@@ -213,7 +266,9 @@ def _running_jobs() -> _Jobs | None:
     """
     from runner.machine import process  # not needed by most starts
 
-    unset = [f"--unset={name}" for name in os.environ if name.startswith(("SQUEUE_", "SLURM_CLUSTERS"))]
+    unset = [
+        f"--unset={name}" for name in os.environ if name.startswith(("SQUEUE_", "SLURM_CLUSTERS"))
+    ]
     squeue = ("env", *unset, "squeue", "--all", "--noheader", "--format=%A")
     try:
         numbers = frozenset(process.run(squeue, timeout_seconds=30).stdout.split())
@@ -221,7 +276,9 @@ def _running_jobs() -> _Jobs | None:
     except RunnerError:
         return None
     private = next((line for line in shown.splitlines() if line.startswith("PrivateData")), "")
-    return _Jobs(numbers, os.geteuid() == 0 or not {"jobs", "all"} & set(private.replace(",", " ").split()))
+    return _Jobs(
+        numbers, os.geteuid() == 0 or not {"jobs", "all"} & set(private.replace(",", " ").split())
+    )
 
 
 class _Claim:
@@ -230,7 +287,10 @@ class _Claim:
     def __init__(self, path: Path, report: Report) -> None:
         self._path, self._report, job = path, report, os.environ.get("SLURM_JOB_ID", "none")
         self._text = f"{os.uname().nodename}, process {os.getpid()}, job {job}, since {time.strftime('%F %T')}"
-        self._seen, self._since = ("", 0), 0.0  # text and last touch by another process, and since when unchanged
+        self._seen, self._since = (
+            ("", 0),
+            0.0,
+        )  # text and last touch by another process, and since when unchanged
 
     @contextmanager
     def hold(self) -> Iterator[bool]:

@@ -25,7 +25,9 @@ _LEAVE_SECONDS = 5.0
 
 
 @contextmanager
-def decoded(layer: Layer, *, verify_diff_id: bool = True, advance: Callable[[int], None]) -> Iterator[Reader]:
+def decoded(
+    layer: Layer, *, verify_diff_id: bool = True, advance: Callable[[int], None]
+) -> Iterator[Reader]:
     """The layer's tar bytes. `advance` gets the number of bytes read from the blob, in the caller's thread.
 
     On normal exit the rest is read, and digest, size and diff_id are checked: RunnerError if they differ. After an
@@ -42,7 +44,9 @@ def decoded(layer: Layer, *, verify_diff_id: bool = True, advance: Callable[[int
 class _Pump(ViewReader):
     """The threads between a blob and its reader, who calls `read`."""
 
-    def __init__(self, layer: Layer, *, verify_diff_id: bool, advance: Callable[[int], None]) -> None:
+    def __init__(
+        self, layer: Layer, *, verify_diff_id: bool, advance: Callable[[int], None]
+    ) -> None:
         self._layer, self._advance = layer, advance
         self._diff_id = layer.diff_id if verify_diff_id else ""
         self._blob_hash = hashlib.sha256() if layer.digest else None
@@ -52,7 +56,9 @@ class _Pump(ViewReader):
         self._chunk, self._position = b"", 0
         self._blob: Reader | None = None
         works = (self._read_blob, self._inflate, *((self._hash_plain,) if self._plain_hash else ()))
-        self._threads = [threading.Thread(target=work, name=work.__name__, daemon=True) for work in works]
+        self._threads = [
+            threading.Thread(target=work, name=work.__name__, daemon=True) for work in works
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -92,7 +98,11 @@ class _Pump(ViewReader):
             pass
         if self._plain_hash:
             self._threads[-1].join()
-            _compare(self._diff_id, self._plain_hash, "the image's configuration lists the layer's content as")
+            _compare(
+                self._diff_id,
+                self._plain_hash,
+                "the image's configuration lists the layer's content as",
+            )
 
     def stop(self) -> None:
         """End the threads."""
@@ -123,12 +133,16 @@ class _Pump(ViewReader):
                     self._raw.put(chunk)
             self._check_size(ended=True)
             if self._blob_hash:
-                _compare(self._layer.digest, self._blob_hash, "the image's manifest lists the layer as")
+                _compare(
+                    self._layer.digest, self._blob_hash, "the image's manifest lists the layer as"
+                )
         except Abandoned:
             pass
         except OSError as error:
             what = f"the layer {self._layer.digest or self._layer.diff_id} cannot be read"
-            failure = RunnerError(what, str(error), "check that the image still exists, and try again")
+            failure = RunnerError(
+                what, str(error), "check that the image still exists, and try again"
+            )
             failure.__cause__ = error
             self._raw.end(failure)
         except BaseException as error:  # raised again in the reader's thread

@@ -32,7 +32,9 @@ Pull = Callable[[], bytes]  # the next bytes; b"" at the end however often it is
 
 def broken(why: str) -> RunnerError:
     """The error for a layer that cannot be decompressed."""
-    return RunnerError("a layer of the image cannot be decompressed", why, "pull or copy the image again")
+    return RunnerError(
+        "a layer of the image cannot be decompressed", why, "pull or copy the image again"
+    )
 
 
 def inflated(pull: Pull) -> tuple[str, Iterator[bytes]]:
@@ -72,7 +74,11 @@ def _gunzip(data: bytes, pull: Pull) -> Iterator[bytes]:
             while pull():
                 pass
             return
-        decoder, step, first = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP), _FIRST_STEP, False
+        decoder, step, first = (
+            igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP),
+            _FIRST_STEP,
+            False,
+        )
         while not decoder.eof:
             if position >= len(data):
                 data, position = pull(), 0
@@ -95,7 +101,11 @@ def _streams(name: str, magic: bytes, data: bytes, pull: Pull) -> Iterator[bytes
     import lzma
 
     while True:
-        decoder = bz2.BZ2Decompressor() if name == "bzip2" else lzma.LZMADecompressor(lzma.FORMAT_XZ, _XZ_MEMORY)
+        decoder = (
+            bz2.BZ2Decompressor()
+            if name == "bzip2"
+            else lzma.LZMADecompressor(lzma.FORMAT_XZ, _XZ_MEMORY)
+        )
         while not decoder.eof:
             if decoder.needs_input and not data and not (data := pull()):
                 raise broken(f"its {name} stream is truncated")

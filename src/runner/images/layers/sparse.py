@@ -57,7 +57,9 @@ def checked(pieces: Pieces, size: int, stored: int) -> Pieces:
             raise damaged("the pieces of a sparse file overlap")
         end = offset + length
     if end > size or sum(length for _, length in pieces) != stored:
-        raise damaged(f"the pieces of a sparse file of {size} bytes do not match the {stored} bytes stored")
+        raise damaged(
+            f"the pieces of a sparse file of {size} bytes do not match the {stored} bytes stored"
+        )
     return pieces
 
 

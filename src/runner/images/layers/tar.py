@@ -44,8 +44,12 @@ _KINDS = {
     b"6": stat.S_IFIFO,
 }
 # headers that describe the next entry: which part of it
-_DESCRIPTIONS = dict(zip(b"xXLKMgVN", ("PAX", "PAX", "path", "linkpath", "volume", *["nothing"] * 3), strict=True))
-_FIELDS = struct.Struct("100s24s12s12s8xc100s6s")  # name, mode and owners, size, mtime, type, link, magic
+_DESCRIPTIONS = dict(
+    zip(b"xXLKMgVN", ("PAX", "PAX", "path", "linkpath", "volume", *["nothing"] * 3), strict=True)
+)
+_FIELDS = struct.Struct(
+    "100s24s12s12s8xc100s6s"
+)  # name, mode and owners, size, mtime, type, link, magic
 _POSIX = b"ustar\0"
 
 
@@ -152,7 +156,9 @@ class _Source:
         if values is None:
             if len(self._numbers) >= _NUMBERS:
                 self._numbers.clear()
-            values = tuple(number(fields[start : start + width]) for start in range(0, len(fields), width))
+            values = tuple(
+                number(fields[start : start + width]) for start in range(0, len(fields), width)
+            )
             self._numbers[fields] = values
         return values
 
@@ -164,7 +170,9 @@ def entries(stream: Reader) -> Iterator[tuple[Entry, Reader]]:
     """
     source = _Source(stream)
     records: dict[bytes, bytes] = {}
-    names: dict[bytes, bytes] = {}  # GNU's long names, which take precedence over PAX as in Go's archive/tar
+    names: dict[
+        bytes, bytes
+    ] = {}  # GNU's long names, which take precedence over PAX as in Go's archive/tar
     while header := source.header():
         kind = _DESCRIPTIONS.get(header[156])
         if kind is None:
@@ -195,13 +203,18 @@ def _entry(source: _Source, header: bytes, records: dict[bytes, bytes]) -> tuple
     mode, uid, gid = source.numbers(owners, 8)
     (mtime,), size = source.numbers(time, 12), number(length)
     link = link.partition(b"\0")[0] if kind in (b"1", b"2") else b""
-    if len(records) == 1 and b"mtime" in records:  # Python's tarfile and others write this for every file
+    if (
+        len(records) == 1 and b"mtime" in records
+    ):  # Python's tarfile and others write this for every file
         mtime, records = decimal(records[b"mtime"]), {}
     elif records:
         name, link = records.get(b"path", name), records.get(b"linkpath", link)
         name = records.get(b"GNU.sparse.name", name)
         uid, gid = _record_number(records, b"uid", uid), _record_number(records, b"gid", gid)
-        mtime, size = _record_number(records, b"mtime", mtime), _record_number(records, b"size", size)
+        mtime, size = (
+            _record_number(records, b"mtime", mtime),
+            _record_number(records, b"size", size),
+        )
     entry = Entry(normalised(name), 0, uid, gid, mtime, 0)
     if kind == b"1":
         entry.target, entry.hard_link = normalised(link), True
@@ -226,7 +239,12 @@ def _record_number(records: dict[bytes, bytes], key: bytes, otherwise: int) -> i
 
 
 def _regular(
-    source: _Source, header: bytes, records: dict[bytes, bytes], entry: Entry, size: int, slash: bool
+    source: _Source,
+    header: bytes,
+    records: dict[bytes, bytes],
+    entry: Entry,
+    size: int,
+    slash: bool,
 ) -> tuple[Entry, Reader]:
     """A regular file with its content; in V7 tars a trailing slash marks a directory."""
     pieces, real = sparse.old_map(header, source.stream) if header[156:157] == b"S" else ([], -1)

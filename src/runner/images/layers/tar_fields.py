@@ -31,7 +31,9 @@ def shown(name: bytes) -> str:
 
 def damaged(why: str) -> RunnerError:
     """The error for a layer with an invalid tar stream."""
-    return RunnerError("a layer of the image is not a valid tar stream", why, "pull or build the image again")
+    return RunnerError(
+        "a layer of the image is not a valid tar stream", why, "pull or build the image again"
+    )
 
 
 def cut_off() -> RunnerError:
@@ -93,7 +95,13 @@ def decimal(text: bytes) -> int:
 def normalised(name: bytes) -> bytes:
     """A path without "." components and without "/" at its ends. Raises RunnerError if it leaves the image."""
     # find(): `in` first tries its left side as a number and handles the error, which takes longer than the search
-    if name and name[0] not in b"./" and name.find(b"/.") < 0 and name.find(b"//") < 0 and len(name) < _LONGEST_NAME:
+    if (
+        name
+        and name[0] not in b"./"
+        and name.find(b"/.") < 0
+        and name.find(b"//") < 0
+        and len(name) < _LONGEST_NAME
+    ):
         plain = name[:-1] if name[-1] == 0x2F else name
     else:
         parts = [part for part in name.split(b"/") if part and part != b"."]
@@ -132,7 +140,9 @@ def pax_records(data: bytes) -> dict[bytes, bytes]:
         end = position + int(digits)
         key, separator, value = data[blank + 1 : end - 1].partition(b"=")
         if end > length or data[end - 1 : end] != b"\n" or not separator or not key:
-            raise damaged(f"a record of a PAX header is invalid: {shown(data[position : position + 40])}")
+            raise damaged(
+                f"a record of a PAX header is invalid: {shown(data[position : position + 40])}"
+            )
         position = end
         if key in _SPARSE_PAIR:
             if (key == _SPARSE_PAIR[1]) != len(pairs) % 2:

@@ -70,7 +70,9 @@ class Archive:
             if not member.link:
                 return member
             name = member.link
-        raise damaged(self.what, f"{name!r} is at the end of too many links, or of a circle of links")
+        raise damaged(
+            self.what, f"{name!r} is at the end of too many links, or of a circle of links"
+        )
 
 
 @contextmanager
@@ -100,7 +102,10 @@ def _index(descriptor: int, what: str) -> dict[str, Member]:
     """Name -> member, for all regular files and links. Of several with one name, the last applies, as in unpacking."""
     found: dict[str, Member] = {}
     try:
-        with _Bounded(descriptor, closefd=False) as file, tarfile.open(fileobj=file, mode="r:") as tar:
+        with (
+            _Bounded(descriptor, closefd=False) as file,
+            tarfile.open(fileobj=file, mode="r:") as tar,
+        ):
             count = 0
             while member := tar.next():
                 tar.members.clear()  # type: ignore[attr-defined]  # it would keep them all
@@ -112,7 +117,9 @@ def _index(descriptor: int, what: str) -> dict[str, Member]:
                     found[name] = Member(member.offset_data, member.size)
                 elif member.islnk() or member.issym():
                     start = posixpath.dirname(name) if member.issym() else ""
-                    found[name] = Member(0, 0, posixpath.normpath(posixpath.join(start, member.linkname)))
+                    found[name] = Member(
+                        0, 0, posixpath.normpath(posixpath.join(start, member.linkname))
+                    )
     except OSError as error:
         raise unreadable(what, error) from error
     except (tarfile.TarError, ValueError, EOFError, OverflowError, RecursionError) as error:
@@ -120,10 +127,14 @@ def _index(descriptor: int, what: str) -> dict[str, Member]:
     return found
 
 
-def read_docker_archive(files: Archive, tag: str, *, architecture: str, reference: str) -> LayeredImage:
+def read_docker_archive(
+    files: Archive, tag: str, *, architecture: str, reference: str
+) -> LayeredImage:
     """The image of a tar that `docker save` or `podman save` wrote. For its layers, only the diff_id is known."""
     if not files.has("manifest.json"):
-        other = "; it is an OCI layout, which oci-archive:FILE reads" if files.has("index.json") else ""
+        other = (
+            "; it is an OCI layout, which oci-archive:FILE reads" if files.has("index.json") else ""
+        )
         raise damaged(reference, f"it has no manifest.json{other}")
     what = f"manifest.json of {reference}"
     entries = parse_objects(read_small(files, "manifest.json", MANIFEST_BYTES, what), what)
@@ -133,12 +144,18 @@ def read_docker_archive(files: Archive, tag: str, *, architecture: str, referenc
     data = read_small(files, chosen.text("Config"), CONFIG_BYTES, reference)
     image, diff_ids = read_config(data, "", len(layers), architecture, reference)
     pairs = zip(diff_ids, layers, strict=True)
-    found = tuple(Layer(diff_id, "", files.size(name), partial(files.open, name)) for diff_id, name in pairs)
+    found = tuple(
+        Layer(diff_id, "", files.size(name), partial(files.open, name)) for diff_id, name in pairs
+    )
     return replace(image, layers=found)
 
 
 def _choose(entries: tuple[Fields, ...], tag: str, reference: str) -> Fields:
-    named = [entry for entry in entries if not tag or any(is_called(name, tag) for name in entry.texts("RepoTags"))]
+    named = [
+        entry
+        for entry in entries
+        if not tag or any(is_called(name, tag) for name in entry.texts("RepoTags"))
+    ]
     if len(named) == 1:
         return named[0]
     names = sorted({name for entry in entries for name in entry.texts("RepoTags")})

@@ -88,7 +88,10 @@ class PodmanStore:
         done = process.run(("podman", "image", "inspect", reference), env=self.env, check=False)
         if done.exit_code == 0:
             return from_inspect(json.loads(done.stdout)[0], "podman", reference)
-        if any(words in done.stderr for words in ("image not known", "no such image", "failed to find image")):
+        if any(
+            words in done.stderr
+            for words in ("image not known", "no such image", "failed to find image")
+        ):
             return None
         raise process.failed(done, "podman info   (prints what is wrong with the storage)")
 
@@ -96,7 +99,14 @@ class PodmanStore:
         """Create, but do not start, a container with a name and labels. Returns its id."""
         flags = tuple(f"--label={key}={value}" for key, value in labels.items())
         # volumes that the image declares must be plain folders: their content belongs in the squashfs
-        argv = ("podman", "create", "--pull=never", "--image-volume=ignore", "--network=none", *flags)
+        argv = (
+            "podman",
+            "create",
+            "--pull=never",
+            "--image-volume=ignore",
+            "--network=none",
+            *flags,
+        )
         argv = (*argv, f"--name={name}")
         done = process.run((*argv, image.id, NEVER_STARTED), env=self.env)
         return done.stdout.split()[-1]
@@ -109,7 +119,9 @@ class PodmanStore:
         dies_with_us = ("setpriv", "--pdeathsig", "KILL") if process.which("setpriv") else ()
         argv = (*dies_with_us, "podman", "export", container)
         pipe = subprocess.PIPE
-        child = process.start(argv, self.env, stdout=pipe, stderr=pipe, start_new_session=True, bufsize=1 << 20)
+        child = process.start(
+            argv, self.env, stdout=pipe, stderr=pipe, start_new_session=True, bufsize=1 << 20
+        )
         assert child.stdout is not None and child.stderr is not None
         try:
             yield child.stdout
@@ -127,7 +139,12 @@ class PodmanStore:
         """The ids of the containers, running or not, that have a label, each with all its labels."""
         argv = ("podman", "ps", "--all", "--filter", f"label={label}", "--format", "json")
         # podman locks each container for this, and another running import holds the lock of its container
-        found = json.loads(process.run(argv, env=self.env, timeout_seconds=_LIST_SECONDS).stdout or "null") or ()
+        found = (
+            json.loads(
+                process.run(argv, env=self.env, timeout_seconds=_LIST_SECONDS).stdout or "null"
+            )
+            or ()
+        )
         return {entry["Id"]: entry.get("Labels") or {} for entry in found}
 
     def remove(self, container: str) -> None:
@@ -154,7 +171,9 @@ class DockerStore:
 
     def create(self, image: Image, name: str, labels: Mapping[str, str]) -> str:
         with _asking("create a container"):
-            made = self.client.api.create_container(image.id, [NEVER_STARTED], name=name, labels=dict(labels))
+            made = self.client.api.create_container(
+                image.id, [NEVER_STARTED], name=name, labels=dict(labels)
+            )
         return str(made["Id"])
 
     @contextmanager
@@ -220,7 +239,9 @@ def _asking(what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, docker.errors.DockerException, urllib3.exceptions.HTTPError) as error:
-        fix = "docker info   (shows whether the daemon works; to use another socket, set DOCKER_HOST)"
+        fix = (
+            "docker info   (shows whether the daemon works; to use another socket, set DOCKER_HOST)"
+        )
         raise RunnerError(f"docker could not {what}", str(error), fix) from error
 
 
@@ -236,7 +257,9 @@ def find(store: Store, name: str, engine: str) -> Image:
     return image
 
 
-def exported(image: Image, store: Store, report: Report, *, architecture: str, reference: str) -> LayeredImage:
+def exported(
+    image: Image, store: Store, report: Report, *, architecture: str, reference: str
+) -> LayeredImage:
     """The image as one layer. Raises RunnerError for another architecture."""
     refuse_architecture(image.architecture, architecture, reference)
     return LayeredImage(
@@ -255,7 +278,9 @@ def _tree(image: Image, store: Store, report: Report) -> Iterator[Reader]:
     """The file tree of a temporary container."""
     clear_containers(store, report)
     name = f"runner-import-{os.getpid()}-{secrets.token_hex(4)}"
-    container = store.create(image, name, {LABEL: f"{_machine()} {os.getpid()} {sessions.identity(os.getpid())}"})
+    container = store.create(
+        image, name, {LABEL: f"{_machine()} {os.getpid()} {sessions.identity(os.getpid())}"}
+    )
     try:
         with store.export(container) as stream:
             yield stream
@@ -269,13 +294,17 @@ def clear_containers(store: Store, report: Report) -> None:
     try:
         containers = store.containers(LABEL)
     except RunnerError as error:
-        report.detail(f"cannot look for containers that interrupted imports left behind: {error.why}")
+        report.detail(
+            f"cannot look for containers that interrupted imports left behind: {error.why}"
+        )
         return
     for container, labels in containers.items():
         machine, _, process_name = labels.get(LABEL, "").partition(" ")
         pid, _, identity = process_name.partition(" ")
         if machine == _machine() and pid.isdigit() and sessions.identity(int(pid)) != identity:
-            report.say(f"removing container {container[:12]}, which an interrupted import left behind")
+            report.say(
+                f"removing container {container[:12]}, which an interrupted import left behind"
+            )
             store.remove(container)
 
 

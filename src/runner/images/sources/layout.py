@@ -46,7 +46,11 @@ class Section:
             except OSError as error:  # a stale file handle, a broken disk
                 raise unreadable(self.what, error) from error
             if not chunk:
-                raise RunnerError(f"cannot read {self.what}", "the file is truncated", "create or copy the file again")
+                raise RunnerError(
+                    f"cannot read {self.what}",
+                    "the file is truncated",
+                    "create or copy the file again",
+                )
             self.position += len(chunk)
             wanted -= len(chunk)
             chunks.append(chunk)
@@ -72,7 +76,9 @@ def open_regular(path: Path, what: str) -> Iterator[int]:
         raise unreadable(what, error) from error
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise RunnerError(f"cannot read {what}", "it is not a regular file", "give the path of a regular file")
+            raise RunnerError(
+                f"cannot read {what}", "it is not a regular file", "give the path of a regular file"
+            )
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         yield descriptor
     finally:
@@ -81,7 +87,9 @@ def open_regular(path: Path, what: str) -> Iterator[int]:
 
 def unreadable(what: str, error: OSError) -> RunnerError:
     """The error for a file that cannot be opened."""
-    return RunnerError(f"cannot read {what}", error.strerror or str(error), "check the file's path and mode")
+    return RunnerError(
+        f"cannot read {what}", error.strerror or str(error), "check the file's path and mode"
+    )
 
 
 class Files(Protocol):
@@ -150,7 +158,9 @@ def read_layout(files: Files, tag: str, *, architecture: str, reference: str) ->
     if not files.has("index.json"):
         raise damaged(reference, "it has no index.json: it is not an OCI layout")
     if files.has("oci-layout"):
-        head = parse_object(read_small(files, "oci-layout", MANIFEST_BYTES, reference), f"oci-layout of {reference}")
+        head = parse_object(
+            read_small(files, "oci-layout", MANIFEST_BYTES, reference), f"oci-layout of {reference}"
+        )
         version = head.text("imageLayoutVersion")
         if not version.startswith("1."):
             raise damaged(reference, f"its layout has version {version!r}; 1.x is supported")
@@ -165,14 +175,18 @@ def read_layout(files: Files, tag: str, *, architecture: str, reference: str) ->
     return read_image(data, chosen.digest, blobs, architecture=architecture, reference=reference)
 
 
-def _choose_tag(entries: Sequence[Descriptor], tag: str, architecture: str, reference: str) -> Descriptor:
+def _choose_tag(
+    entries: Sequence[Descriptor], tag: str, architecture: str, reference: str
+) -> Descriptor:
     names = sorted({name for entry in entries for name in entry.names[:1]})
     if tag:
         named = [entry for entry in entries if any(is_called(name, tag) for name in entry.names)]
         if not named:
             raise RunnerError(
                 f"{reference}: no image has the tag {tag!r}",
-                f"its tags are {', '.join(names[:40])}" if names else "none of its images has a tag",
+                f"its tags are {', '.join(names[:40])}"
+                if names
+                else "none of its images has a tag",
                 "choose one of its tags; if the layout contains only one image, leave out the tag",
             )
         entries = named
@@ -209,7 +223,10 @@ class LayoutBlobs:
         name = _blob(descriptor)
         size = self.files.size(name)
         if size != descriptor.size_bytes:
-            raise damaged(self.what, f"{name} has {size} bytes, but its descriptor says {descriptor.size_bytes}")
+            raise damaged(
+                self.what,
+                f"{name} has {size} bytes, but its descriptor says {descriptor.size_bytes}",
+            )
         return lambda: self.files.open(name)
 
 

@@ -23,9 +23,18 @@ MANIFEST_BYTES = 4 << 20
 CONFIG_BYTES = 4 << 20
 LAYERS = 10_000
 DEPTH = 4
-INDEX_TYPES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
-MANIFEST_TYPES = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
-CONFIG_TYPES = ("application/vnd.oci.image.config.v1+json", "application/vnd.docker.container.image.v1+json")
+INDEX_TYPES = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+)
+MANIFEST_TYPES = (
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+CONFIG_TYPES = (
+    "application/vnd.oci.image.config.v1+json",
+    "application/vnd.docker.container.image.v1+json",
+)
 # annotations with the name; the second one is containerd's and Docker's, with registry and tag
 NAMES = ("org.opencontainers.image.ref.name", "io.containerd.image.name")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -64,7 +73,9 @@ class Blobs(Protocol):
         """A function that opens the blob of a layer."""
 
 
-def read_image(data: bytes, digest: str, blobs: Blobs, *, architecture: str, reference: str) -> LayeredImage:
+def read_image(
+    data: bytes, digest: str, blobs: Blobs, *, architecture: str, reference: str
+) -> LayeredImage:
     """The image that a manifest or index describes. In an index, the entry for the right platform is used.
 
     `digest` is what the bytes must hash to, empty if unknown. Raises RunnerError for damage, for anything
@@ -102,8 +113,15 @@ def is_index(fields: Fields) -> bool:
         )
     index, manifest = fields.has("manifests"), fields.has("layers") or fields.has("config")
     # bytes that are both could be different images for different tools (CVE-2021-41190)
-    if index == manifest or (kind in INDEX_TYPES and manifest) or (kind in MANIFEST_TYPES and index):
-        raise damaged(fields.what, f"it is neither an image's manifest nor an index{f' (it says {kind})' * bool(kind)}")
+    if (
+        index == manifest
+        or (kind in INDEX_TYPES and manifest)
+        or (kind in MANIFEST_TYPES and index)
+    ):
+        raise damaged(
+            fields.what,
+            f"it is neither an image's manifest nor an index{f' (it says {kind})' * bool(kind)}",
+        )
     return index
 
 
@@ -136,7 +154,11 @@ def choose(entries: Sequence[Descriptor], architecture: str, reference: str) -> 
     and entries of unknown types are skipped.
     """
     images = [entry for entry in entries if may_be_image(entry)]
-    fitting = [entry for entry in images if entry.architecture == architecture and entry.os in ("linux", "")]
+    fitting = [
+        entry
+        for entry in images
+        if entry.architecture == architecture and entry.os in ("linux", "")
+    ]
     plain = ("", _BASELINE.get(architecture, ""))
     fitting.sort(key=lambda entry: "" if entry.variant in plain else entry.variant)
     if fitting:
@@ -160,18 +182,27 @@ def may_be_image(entry: Descriptor) -> bool:
     return known and entry.architecture != "unknown"
 
 
-def _image(fields: Fields, digest: str, blobs: Blobs, architecture: str, reference: str) -> LayeredImage:
+def _image(
+    fields: Fields, digest: str, blobs: Blobs, architecture: str, reference: str
+) -> LayeredImage:
     layers = descriptors(fields, "layers")
     refuse_layers([layer.media_type for layer in layers], reference)
     config = descriptor(fields.object("config"))
     if config.media_type and config.media_type not in CONFIG_TYPES:
         raise RunnerError(
-            f"{reference} is not a container image", f"the media type of its configuration is {config.media_type}", ""
+            f"{reference} is not a container image",
+            f"the media type of its configuration is {config.media_type}",
+            "",
         )
     _within(config.size_bytes, CONFIG_BYTES, f"the configuration of {reference}")
-    image, diff_ids = read_config(blobs.read(config, CONFIG_BYTES), config.digest, len(layers), architecture, reference)
+    image, diff_ids = read_config(
+        blobs.read(config, CONFIG_BYTES), config.digest, len(layers), architecture, reference
+    )
     pairs = zip(diff_ids, layers, strict=True)
-    found = tuple(Layer(diff_id, layer.digest, layer.size_bytes, blobs.opener(layer)) for diff_id, layer in pairs)
+    found = tuple(
+        Layer(diff_id, layer.digest, layer.size_bytes, blobs.opener(layer))
+        for diff_id, layer in pairs
+    )
     return replace(image, digest=digest, layers=found)
 
 
@@ -209,7 +240,9 @@ def read_config(
     system = fields.text("os")
     if system not in ("linux", ""):
         raise RunnerError(
-            f"{reference} is an image for {system}", "only Linux images can be imported", "choose a Linux image"
+            f"{reference} is an image for {system}",
+            "only Linux images can be imported",
+            "choose a Linux image",
         )
     refuse_architecture(fields.text("architecture"), architecture, reference)
     diff_ids = fields.object("rootfs").texts("diff_ids")
@@ -218,7 +251,9 @@ def read_config(
     for diff_id in diff_ids:
         if not _DIGEST.fullmatch(diff_id):
             raise damaged(what, f"{diff_id!r} is not a digest (sha256: and 64 hex digits)")
-    return LayeredImage(reference, identity, "", architecture, _runtime_config(fields), ()), diff_ids
+    return LayeredImage(
+        reference, identity, "", architecture, _runtime_config(fields), ()
+    ), diff_ids
 
 
 def refuse_architecture(found: str, wanted: str, reference: str) -> None:
@@ -235,7 +270,9 @@ def refuse_architecture(found: str, wanted: str, reference: str) -> None:
 def _runtime_config(settings: Fields) -> dict[str, Any]:
     """The runtime part of the configuration, with checked types and without nulls."""
     runtime = settings.object("config")
-    found: dict[str, Any] = {key: list(runtime.texts(key)) for key in ("Env", "Entrypoint", "Cmd") if runtime.has(key)}
+    found: dict[str, Any] = {
+        key: list(runtime.texts(key)) for key in ("Env", "Entrypoint", "Cmd") if runtime.has(key)
+    }
     found |= {key: runtime.text(key) for key in ("WorkingDir", "User") if runtime.has(key)}
     if runtime.has("Labels"):
         found["Labels"] = runtime.mapping("Labels")
@@ -273,7 +310,10 @@ class Fields:
 
     def objects(self, key: str) -> tuple[Fields, ...]:
         """A list of objects."""
-        return tuple(Fields(self._kind(each, dict, key, "a list of objects"), self.what) for each in self._list(key))
+        return tuple(
+            Fields(self._kind(each, dict, key, "a list of objects"), self.what)
+            for each in self._list(key)
+        )
 
     def texts(self, key: str) -> tuple[str, ...]:
         """A list of strings. A single string becomes a list, as in Docker's old Entrypoint and Cmd."""
@@ -285,7 +325,10 @@ class Fields:
     def mapping(self, key: str) -> dict[str, str]:
         """An object with string values. A null value becomes an empty string."""
         found = self._get(key, dict, "an object") or {}
-        return {name: self._kind(each or "", str, key, "an object of strings") for name, each in found.items()}
+        return {
+            name: self._kind(each or "", str, key, "an object of strings")
+            for name, each in found.items()
+        }
 
     def has(self, key: str) -> bool:
         """Whether the field exists and is not null."""
@@ -332,5 +375,7 @@ def _parse(data: bytes, what: str) -> Any:
 def damaged(what: str, why: str) -> RunnerError:
     """The error for a part of an image that is not what it should be."""
     return RunnerError(
-        f"cannot read {what}", why, "check the image's name or path; if it is correct, create or pull the image again"
+        f"cannot read {what}",
+        why,
+        "check the image's name or path; if it is correct, create or pull the image again",
     )

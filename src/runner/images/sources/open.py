@@ -41,7 +41,9 @@ def open_image(source: Source, access: Access, report: Report) -> Iterator[Layer
     """
     path, architecture = Path(source.reference), access.architecture
     if source.scheme == "oci":
-        yield layout.read_layout(layout.Folder(path), source.tag, architecture=architecture, reference=str(source))
+        yield layout.read_layout(
+            layout.Folder(path), source.tag, architecture=architecture, reference=str(source)
+        )
     elif source.scheme in ("oci-archive", "docker-archive"):
         read = layout.read_layout if source.scheme == "oci-archive" else archive.read_docker_archive
         with archive.open_archive(path) as files:
@@ -87,13 +89,17 @@ def find_stored(source: Source, access: Access, report: Report) -> tuple[Engine,
     """The engine whose storage has the image of a source, and that image. Raises RunnerError if it is missing."""
     from runner.images.sources.engine_storage import find
 
-    engine = choose_engine({"podman": "podman", "dockerd": "docker"}.get(source.scheme, access.engine), access.environ)
+    engine = choose_engine(
+        {"podman": "podman", "dockerd": "docker"}.get(source.scheme, access.engine), access.environ
+    )
     report.say(f"engine: {engine.name} ({engine.why})")
     for note in engine.notes:
         report.detail(note)
     store = open_store(engine, access.environ)
     return engine, (
-        find(store, source.reference, engine.name) if source.scheme else _find_bare(source, engine, access, report)
+        find(store, source.reference, engine.name)
+        if source.scheme
+        else _find_bare(source, engine, access, report)
     )
 
 
@@ -110,11 +116,16 @@ def _find_bare(source: Source, engine: Engine, access: Access, report: Report) -
                 f"runner build {name} && runner import {name}   (or `runner build {name} --import`)",
             )
         if latest.labels.get("runner.recipe.files") != files_hash(recipe):
-            report.warn(f"recipe {name!r} has changed since its image was built; to rebuild it: runner build {name}")
+            report.warn(
+                f"recipe {name!r} has changed since its image was built; to rebuild it: runner build {name}"
+            )
         return latest
     image = store.find(name) or store.find(f"localhost/runner/{name}")
     if image is None:
         raise unknown(
-            "recipe or image", name, recipe_names(project), "to read from a registry: docker://REGISTRY#IMAGE:TAG"
+            "recipe or image",
+            name,
+            recipe_names(project),
+            "to read from a registry: docker://REGISTRY#IMAGE:TAG",
         )
     return image

@@ -66,7 +66,9 @@ class StoredLayer:
 
 
 @contextmanager
-def open_stored(image: Image, env: Mapping[str, str], *, architecture: str, reference: str) -> Iterator[LayeredImage]:
+def open_stored(
+    image: Image, env: Mapping[str, str], *, architecture: str, reference: str
+) -> Iterator[LayeredImage]:
     """The image with its layers from podman's storage. Raises NotRebuildable if they cannot be read one by one."""
     driver, roots = _storage(env)
     tops = ((root, read_top(root, driver, image.id)) for root in roots)
@@ -74,7 +76,9 @@ def open_stored(image: Image, env: Mapping[str, str], *, architecture: str, refe
     if top is None:
         raise NotRebuildable("podman's storage folders do not list the image")
     known: dict[str, StoredLayer] = {}
-    for folder in reversed(roots):  # the engine's own storage takes precedence over read-only stores
+    for folder in reversed(
+        roots
+    ):  # the engine's own storage takes precedence over read-only stores
         known |= {layer.id: layer for layer in read_layers(folder, driver)}
     chain = chain_of(top, known)
     folder = root / f"{driver}-images" / image.id
@@ -83,7 +87,9 @@ def open_stored(image: Image, env: Mapping[str, str], *, architecture: str, refe
     with rebuilder(env, reference, rootless=not probe.is_root()) as helper:
         openers = (partial(helper.layer, layer.split, layer.root) for layer in chain)
         found = zip(diff_ids, chain, openers, strict=True)
-        layers = tuple(Layer(diff_id, "", layer.size_bytes, opener) for diff_id, layer, opener in found)
+        layers = tuple(
+            Layer(diff_id, "", layer.size_bytes, opener) for diff_id, layer, opener in found
+        )
         yield replace(described, layers=layers)
 
 
@@ -106,23 +112,34 @@ def check(chain: Sequence[StoredLayer], diff_ids: Sequence[str]) -> None:
     """Raise NotRebuildable unless all layers are there, in the order of their diff_ids."""
     for layer, diff_id in zip(chain, diff_ids, strict=True):
         if layer.diff_id not in (diff_id, ""):
-            raise NotRebuildable(f"podman's storage has layer {layer.diff_id[:19]} instead of {diff_id[:19]}")
+            raise NotRebuildable(
+                f"podman's storage has layer {layer.diff_id[:19]} instead of {diff_id[:19]}"
+            )
         if not layer.split.is_file():
-            raise NotRebuildable(f"podman's storage has no {layer.split.name}, the record of the layer's tar archive")
+            raise NotRebuildable(
+                f"podman's storage has no {layer.split.name}, the record of the layer's tar archive"
+            )
         if not layer.root.is_dir() or (layer.root.parent / "composefs-data").exists():
-            raise NotRebuildable(f"podman's storage does not have layer {layer.id[:12]} as plain files")
+            raise NotRebuildable(
+                f"podman's storage does not have layer {layer.id[:12]} as plain files"
+            )
 
 
 def _storage(env: Mapping[str, str]) -> tuple[str, tuple[Path, ...]]:
     """The storage's driver and its folders, the engine's own first. Raises NotRebuildable for other drivers."""
     done = process.run(("podman", "info", "--format", "json"), env=env)
-    store = parse_object(done.stdout.encode(), "podman's description of its storage").object("store")
+    store = parse_object(done.stdout.encode(), "podman's description of its storage").object(
+        "store"
+    )
     driver = store.text("graphDriverName")
     if driver not in _FOLDERS:
         raise NotRebuildable(f"podman's storage driver is {driver}")
     options = store.object("graphOptions")
     # podman 4.3 lists the last read-only store, newer ones all
-    more = [*options.texts(f"{driver}.imagestore"), *options.texts(f"{driver}.additionalImageStores")]
+    more = [
+        *options.texts(f"{driver}.imagestore"),
+        *options.texts(f"{driver}.additionalImageStores"),
+    ]
     return driver, tuple(Path(path) for path in (store.text("graphRoot"), *more))
 
 
@@ -179,7 +196,11 @@ def _identity(fields: Fields, key: str) -> str:
     """An id, which is a name of a file or folder too."""
     identity = fields.text(key)
     if "/" in identity or identity in (".", ".."):
-        raise RunnerError(f"cannot read {fields.what}", f"{key!r} is {identity!r}, not an id", "podman system check")
+        raise RunnerError(
+            f"cannot read {fields.what}",
+            f"{key!r} is {identity!r}, not an id",
+            "podman system check",
+        )
     return identity
 
 
@@ -205,7 +226,9 @@ class Rebuilder:
             with suppress(OSError):  # a machine with smaller pipes is slower, no more
                 fcntl.fcntl(target, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
             message = json.dumps({"split": str(split), "root": str(root)}).encode()
-            with suppress(OSError):  # a helper that has gone: the pipes end at once, and the reader says so
+            with suppress(
+                OSError
+            ):  # a helper that has gone: the pipes end at once, and the reader says so
                 socket.send_fds(self.requests, [message], [target, status])
         finally:
             os.close(target)
@@ -217,7 +240,9 @@ class Rebuilder:
         """The error for a layer that could not be put together."""
         self.words.seek(0)
         last = self.words.read()[-2000:].decode(errors="replace").strip().splitlines()[-3:]
-        why = error_text or "\n".join(("the process that reads the engine's storage has died", *last))
+        why = error_text or "\n".join(
+            ("the process that reads the engine's storage has died", *last)
+        )
         return RunnerError(
             f"cannot read {self.what}",
             why,

@@ -46,14 +46,20 @@ class Folder:
 
     def open(self, name: bytes) -> int:
         """A descriptor of a file. Raises OSError."""
-        if b".." in name or name.endswith(b"."):  # unpacking has made a/../b to b before it looked at any link
+        if b".." in name or name.endswith(
+            b"."
+        ):  # unpacking has made a/../b to b before it looked at any link
             name = posixpath.normpath(b"/" + name)
         parent, _, last = name.rpartition(b"/")
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         try:
-            if parent != self.parent:  # files come in the order of the tar, most from the same folder
+            if (
+                parent != self.parent
+            ):  # files come in the order of the tar, most from the same folder
                 self._enter(parent)
-        except NotADirectoryError:  # a link to a folder, as O_NOFOLLOW and O_DIRECTORY together say it
+        except (
+            NotADirectoryError
+        ):  # a link to a folder, as O_NOFOLLOW and O_DIRECTORY together say it
             return open_in_root(self.root, name, flags)
         return os.open(last, flags, dir_fd=self.inside)
 
@@ -64,7 +70,9 @@ class Folder:
             if part in (b"", b"."):
                 continue
             try:
-                inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+                inner = os.open(
+                    part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here
+                )
             finally:
                 os.close(here)
             here = inner
@@ -77,7 +85,11 @@ def open_in_root(root: int, name: bytes, flags: int) -> int:
     import ctypes
 
     class How(ctypes.Structure):
-        _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+        _fields_ = (
+            ("flags", ctypes.c_uint64),
+            ("mode", ctypes.c_uint64),
+            ("resolve", ctypes.c_uint64),
+        )
 
     how = How(flags, 0, _RESOLVE_IN_ROOT)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -174,7 +186,15 @@ def answer(message: bytes, target: int, status: int) -> None:
         return  # who asked has what it wanted
     except OSError as error:
         said = f"{error.strerror or error}: {os.fsdecode(error.filename or '')}"
-    except (Damaged, EOFError, binascii.Error, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        Damaged,
+        EOFError,
+        binascii.Error,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:
         said = f"{type(error).__name__}: {error}"
     os.write(status, said.encode(errors="replace")[:4000])
 

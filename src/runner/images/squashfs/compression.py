@@ -48,7 +48,9 @@ class Compression:
                 f"{name}:{kind.levels[0]} to {name}:{kind.levels[-1]}" if kind.levels else name
                 for name, kind in _KINDS.items()
             )
-            raise RunnerError(f"--compression cannot be {text!r}", f"runner supports {known}", "use lz4 or zstd:1")
+            raise RunnerError(
+                f"--compression cannot be {text!r}", f"runner supports {known}", "use lz4 or zstd:1"
+            )
         assert self.block_size in (1 << power for power in range(12, 21)), self.block_size
 
     @classmethod
@@ -57,7 +59,10 @@ class Compression:
         name, colon, level = text.partition(":")
         if colon and not (level.isascii() and level.isdigit()):
             raise RunnerError(
-                f"--compression cannot be {text!r}", "the level is not a number", "use lz4 or zstd:1", exit_code=2
+                f"--compression cannot be {text!r}",
+                "the level is not a number",
+                "use lz4 or zstd:1",
+                exit_code=2,
             )
         return cls(name, int(level) if colon else None)
 
@@ -104,7 +109,9 @@ class Compression:
         if level is None:
             return None
         if self.name == "zstd":
-            return zstandard.ZstdCompressor(level=level, write_content_size=True, write_checksum=False).compress
+            return zstandard.ZstdCompressor(
+                level=level, write_content_size=True, write_checksum=False
+            ).compress
         if self.name == "gzip":
             return lambda data: zlib.compress(data, level)
         filters = [{"id": lzma.FILTER_LZMA2, "preset": level, "dict_size": self.block_size}]
@@ -127,12 +134,21 @@ def _version(name: str) -> str:
         import lz4
 
         return str(lz4.library_version_string())
-    return {"zstd": ".".join(map(str, zstandard.ZSTD_VERSION)), "gzip": zlib.ZLIB_RUNTIME_VERSION}.get(name, "")
+    return {
+        "zstd": ".".join(map(str, zstandard.ZSTD_VERSION)),
+        "gzip": zlib.ZLIB_RUNTIME_VERSION,
+    }.get(name, "")
 
 
 SUPERBLOCK = struct.Struct("<4sIIIIHHHHHHQQQQQQQQ")
 ABSENT = (1 << 64) - 1  # the place of a missing table
-_PLAIN_INODES, _PLAIN_DATA, _PLAIN_FRAGMENTS, _PLAIN_XATTRS, _PLAIN_IDS = 0x1, 0x2, 0x8, 0x100, 0x800
+_PLAIN_INODES, _PLAIN_DATA, _PLAIN_FRAGMENTS, _PLAIN_XATTRS, _PLAIN_IDS = (
+    0x1,
+    0x2,
+    0x8,
+    0x100,
+    0x800,
+)
 _EXPORTABLE, _NO_XATTRS, _COMPRESSOR_OPTIONS = 0x80, 0x200, 0x400
 
 

@@ -63,7 +63,13 @@ class FileData:
         fragment = place >> 40
         if not fragment:
             return place, 0, b"", NO_FRAGMENT, 0
-        return place & _LARGEST_SMALL, 0, b"", run.first_fragment + fragment - 1, place >> 20 & _LARGEST_SMALL
+        return (
+            place & _LARGEST_SMALL,
+            0,
+            b"",
+            run.first_fragment + fragment - 1,
+            place >> 20 & _LARGEST_SMALL,
+        )
 
 
 class _Unfinished:
@@ -233,7 +239,9 @@ class DataWriter:
 
 def _broken_off(size: int, got: int) -> RunnerError:
     return RunnerError(
-        "a file of the image is truncated", f"only {got} of its {size} bytes are there", "pull or build the image again"
+        "a file of the image is truncated",
+        f"only {got} of its {size} bytes are there",
+        "pull or build the image again",
     )
 
 
@@ -249,7 +257,9 @@ class Leaf:
     gid: int
     mtime: int  # seconds since 1970, limited to 0 to 2**32 - 1
     xattrs: Xattrs
-    data: FileData | bytes | int | None  # of a file, a symlink's target, a device (see `device_number`), nothing
+    data: (
+        FileData | bytes | int | None
+    )  # of a file, a symlink's target, a device (see `device_number`), nothing
     layer: int
     links: int = field(default=0, init=False)  # number of visible names; counted by write_tables
 

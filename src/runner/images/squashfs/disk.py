@@ -34,7 +34,9 @@ def write_pieces(target: int, pieces: Sequence[bytes | memoryview], position: in
     return end - position
 
 
-def copy_range(source: int, source_offset: int, target: int, target_offset: int, length: int) -> None:
+def copy_range(
+    source: int, source_offset: int, target: int, target_offset: int, length: int
+) -> None:
     """Copy bytes between open descriptors without moving their positions.
 
     Raises RunnerError if `source` ends too early, OSError for the disk.
@@ -236,7 +238,9 @@ class FileStream(MetadataStream):
         self.position += len(block)
 
 
-def write_lookup_table(file: BinaryIO, position: int, records: Iterable[bytes], head: bytes = b"") -> tuple[int, int]:
+def write_lookup_table(
+    file: BinaryIO, position: int, records: Iterable[bytes], head: bytes = b""
+) -> tuple[int, int]:
     """Write a table with a list of its blocks; returns the start of `head` and that list, and their end."""
     stream = FileStream(file, position)
     for record in records:

@@ -14,7 +14,12 @@ from typing import BinaryIO
 from runner.errors import RunnerError
 from runner.images.squashfs.compression import ABSENT
 from runner.images.squashfs.data import Directory, FileData, Leaf, Xattrs
-from runner.images.squashfs.disk import METADATA_SIZE, FileStream, MetadataStream, write_lookup_table
+from runner.images.squashfs.disk import (
+    METADATA_SIZE,
+    FileStream,
+    MetadataStream,
+    write_lookup_table,
+)
 
 DIRECTORY, FILE, SYMLINK, BLOCK_DEVICE, CHARACTER_DEVICE, FIFO, SOCKET = range(1, 8)
 _EXTENDED = 7  # added to the type of an inode that has more fields
@@ -31,12 +36,16 @@ TYPES = {
 }
 # each begins with type, permissions, uid, gid, mtime, number
 _FILE = struct.Struct("<HHHHIIIIII")  # start, fragment, offset, size
-_LARGE_FILE = struct.Struct("<HHHHIIQQQIIII")  # start, size, sparse, links, fragment, offset, xattrs
+_LARGE_FILE = struct.Struct(
+    "<HHHHIIQQQIIII"
+)  # start, size, sparse, links, fragment, offset, xattrs
 _SYMLINK = struct.Struct("<HHHHIIII")  # links, size
 _DEVICE = struct.Struct("<HHHHIIII")  # links, device
 _PIPE = struct.Struct("<HHHHIII")  # links
 _DIRECTORY = struct.Struct("<HHHHIIIIHHI")  # start, links, size, offset, parent
-_LARGE_DIRECTORY = struct.Struct("<HHHHIIIIIIHHI")  # links, size, start, parent, indexes, offset, xattrs
+_LARGE_DIRECTORY = struct.Struct(
+    "<HHHHIIIIIIHHI"
+)  # links, size, start, parent, indexes, offset, xattrs
 _WORD = struct.Struct("<I")
 
 
@@ -63,7 +72,9 @@ class InodePacker:
         elif kind in (FIFO, SOCKET):
             packed = _PIPE.pack(*head)
         else:
-            raise AssertionError(f"mode {leaf.mode:o} does not fit data of type {type(data).__name__}")
+            raise AssertionError(
+                f"mode {leaf.mode:o} does not fit data of type {type(data).__name__}"
+            )
         return packed + _WORD.pack(xattrs) if extended else packed
 
     def _file(self, leaf: Leaf, number: int) -> bytes:
@@ -73,8 +84,17 @@ class InodePacker:
         xattrs, links = self.xattrs[leaf.xattrs], leaf.links
         sparse = self._sparse_bytes(size, sizes) if sizes else 0
         mode, uid, gid, mtime = leaf.mode & 0o7777, ids[leaf.uid], ids[leaf.gid], leaf.mtime
-        if links == 1 and xattrs == NO_XATTRS and not sparse and size <= _LARGEST and start <= _LARGEST:
-            return _FILE.pack(FILE, mode, uid, gid, mtime, number, start, fragment, offset, size) + sizes
+        if (
+            links == 1
+            and xattrs == NO_XATTRS
+            and not sparse
+            and size <= _LARGEST
+            and start <= _LARGEST
+        ):
+            return (
+                _FILE.pack(FILE, mode, uid, gid, mtime, number, start, fragment, offset, size)
+                + sizes
+            )
         return (
             _LARGE_FILE.pack(
                 *(FILE + _EXTENDED, mode, uid, gid, mtime, number),
@@ -93,14 +113,21 @@ class InodePacker:
             holes -= self._block_size - size % self._block_size
         return min(holes, size - 1)
 
-    def directory(self, directory: Directory, listing: ListingWriter, number: int, parent: int) -> bytes:
+    def directory(
+        self, directory: Directory, listing: ListingWriter, number: int, parent: int
+    ) -> bytes:
         """An inode; extended if the listing is large or indexed, or the directory has extended attributes."""
-        xattrs, size = self.xattrs[directory.xattrs], listing.size + 3  # "." and ".." count as 3 bytes
+        xattrs, size = (
+            self.xattrs[directory.xattrs],
+            listing.size + 3,
+        )  # "." and ".." count as 3 bytes
         mode, uid, gid = directory.mode & 0o7777, self.ids[directory.uid], self.ids[directory.gid]
         mtime, links = directory.mtime, listing.subdirectories + 2
         start, offset = listing.reference >> 16, listing.reference & 0xFFFF
         if size <= _LARGEST_BASIC_LISTING and xattrs == NO_XATTRS and not listing.indexes:
-            return _DIRECTORY.pack(*(DIRECTORY, mode, uid, gid, mtime, number), *(start, links, size, offset, parent))
+            return _DIRECTORY.pack(
+                *(DIRECTORY, mode, uid, gid, mtime, number), *(start, links, size, offset, parent)
+            )
         return (
             _LARGE_DIRECTORY.pack(
                 *(DIRECTORY + _EXTENDED, mode, uid, gid, mtime, number),
@@ -111,8 +138,12 @@ class InodePacker:
 
 
 _HEADER = struct.Struct("<III")  # entries - 1, inode block, base inode number of the entries
-_ENTRY = struct.Struct("<HhHH")  # offset in the inode block, inode number - that of the header, type, name length - 1
-_INDEX = struct.Struct("<III")  # position of the header in the listing, its metadata block, name length - 1
+_ENTRY = struct.Struct(
+    "<HhHH"
+)  # offset in the inode block, inode number - that of the header, type, name length - 1
+_INDEX = struct.Struct(
+    "<III"
+)  # position of the header in the listing, its metadata block, name length - 1
 _MOST_ENTRIES = 256
 _LONGEST_NAME = 256
 _MOST_INDEXES = 65535  # counted in 16 bits; without more indexes, a lookup only takes longer
@@ -140,7 +171,12 @@ class ListingWriter:
     def add(self, name: bytes, reference: int, number: int, kind: int) -> None:
         """Add an entry. Raises RunnerError for a name that is invalid or too long for squashfs."""
         # find(): `in` first tries its left side as a number, which takes longer than the search
-        if not 0 < len(name) <= _LONGEST_NAME or name.find(b"/") >= 0 or name.find(0) >= 0 or name in (b".", b".."):
+        if (
+            not 0 < len(name) <= _LONGEST_NAME
+            or name.find(b"/") >= 0
+            or name.find(0) >= 0
+            or name in (b".", b"..")
+        ):
             why = f"squashfs stores names of 1 to {_LONGEST_NAME} bytes, without '/' and NUL, and neither '.' nor '..'"
             what = f"cannot import the file {name[:80].decode(errors='replace')!r} of the image"
             raise RunnerError(what, why, "build the image without that file")

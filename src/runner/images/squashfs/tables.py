@@ -20,7 +20,9 @@ _DEVICE_BLOCK = 4096  # a squashfs is padded to it, for loop devices
 _PIECE = 1024  # inode references packed at a time
 
 
-def write_tables(file: BinaryIO, data: DataWriter, root: Directory, *, time: int, compression: Compression) -> None:
+def write_tables(
+    file: BinaryIO, data: DataWriter, root: Directory, *, time: int, compression: Compression
+) -> None:
     """Write all tables after the data, then the superblock; `file` is then a complete squashfs, and flushed.
 
     `data` has no open run. The bytes depend on the tree, the runs, `time` and the compression alone.
@@ -44,7 +46,15 @@ def write_tables(file: BinaryIO, data: DataWriter, root: Directory, *, time: int
     flags, ids = superblock_flags(compression, xattrs=xattr_table != ABSENT), len(tree.packer.ids)
     superblock = SUPERBLOCK.pack(
         *(b"hsqs", len(tree.references), time, block_size, data.fragment_count, compression.number),
-        *(block_size.bit_length() - 1, flags, ids, 4, 0, root_reference, position),  # 4.0: the version of squashfs
+        *(
+            block_size.bit_length() - 1,
+            flags,
+            ids,
+            4,
+            0,
+            root_reference,
+            position,
+        ),  # 4.0: the version of squashfs
         *(id_table, xattr_table, data.position, directory_table, fragment_table, export_table),
     )
     data.settle()  # the superblock makes the file a squashfs: all data must be in it
@@ -86,7 +96,9 @@ class _Frame:
         self.directory, self.number, self.parent = directory, number, parent
         self.first = first  # the number of the first child
         self.names = sorted(directory.children)
-        self.waiting: list[tuple[Directory, int]] = []  # subdirectories and their numbers, in reverse order
+        self.waiting: list[
+            tuple[Directory, int]
+        ] = []  # subdirectories and their numbers, in reverse order
         self.written: list[bytes] = []  # the inodes of finished subdirectories
 
 

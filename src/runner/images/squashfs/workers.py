@@ -114,7 +114,9 @@ class Workers(Generic[Owner]):
             self._sent.append((batch, self._pool.submit(self._pack, batch.blocks)))
         except RuntimeError as error:
             raise RunnerError(
-                "cannot start the threads that compress data", str(error), "check your process limit: ulimit -u"
+                "cannot start the threads that compress data",
+                str(error),
+                "check your process limit: ulimit -u",
             ) from error
         self._held += batch.held
 

@@ -49,7 +49,10 @@ class Adopted:
 
     def note(self, what: str, why: str, notes: list[str] | None = None) -> None:
         """Add a note about something that was carried over in a way that the user may not expect."""
-        line, notes = f"{self.where}{short(what)}: {why}".replace("\n", " "), self.notes if notes is None else notes
+        line, notes = (
+            f"{self.where}{short(what)}: {why}".replace("\n", " "),
+            self.notes if notes is None else notes,
+        )
         if line not in notes:
             notes.append(line)
 
@@ -95,15 +98,26 @@ class Adopted:
             self.not_carried_over(f"{name}=…", SECRET)
         elif not value:
             self.not_carried_over(
-                given, "in an EDF, an empty value unsets the variable, so an EDF cannot set an empty value"
+                given,
+                "in an EDF, an empty value unsets the variable, so an EDF cannot set an empty value",
             )
         else:
             self.env[name] = value
 
     def variables(self) -> set[str]:
         """The names of the variables in the EDF."""
-        texts = [self.image, self.workdir, self.base, *self.env.values(), *self.annotations.values()]
-        return {name for text in (*texts, *(mount.text() for mount in self.mounts)) for name in names(text)}
+        texts = [
+            self.image,
+            self.workdir,
+            self.base,
+            *self.env.values(),
+            *self.annotations.values(),
+        ]
+        return {
+            name
+            for text in (*texts, *(mount.text() for mount in self.mounts))
+            for name in names(text)
+        }
 
     def set_defaults(self) -> None:
         """Set `entrypoint` and `writable` in a new EDF, because their defaults differ between engines."""
@@ -118,17 +132,30 @@ class Adopted:
     def changes(self, present: Mapping[str, object] | None = None) -> list[Change]:
         """The changes to an EDF whose content is `present`. Mounts and devices that it already has are kept."""
         wanted: list[Change] = []
-        fields = {"base_environment": self.base, "image": self.image, "workdir": self.workdir,
-                  "entrypoint": self.entrypoint, "writable": self.writable}  # fmt: skip
-        wanted += [Set((key,), value) for key, value in fields.items() if value is not None and value != ""]
-        for key, entries in (("mounts", [mount.text() for mount in self.mounts]), ("devices", self.devices)):
+        fields = {
+            "base_environment": self.base,
+            "image": self.image,
+            "workdir": self.workdir,
+            "entrypoint": self.entrypoint,
+            "writable": self.writable,
+        }
+        wanted += [
+            Set((key,), value) for key, value in fields.items() if value is not None and value != ""
+        ]
+        for key, entries in (
+            ("mounts", [mount.text() for mount in self.mounts]),
+            ("devices", self.devices),
+        ):
             if isinstance(there := (present or {}).get(key), list):
                 known = {parse_mount(text).text() if key == "mounts" else text for text in there}
                 wanted += [Set((key, APPEND), text) for text in entries if text not in known]
             elif entries:
                 wanted.append(Set((key,), entries))
         wanted += [Set(("env", name), value) for name, value in self.env.items()]
-        wanted += [Set(("annotations", *name.split(".")), value) for name, value in self.annotations.items()]
+        wanted += [
+            Set(("annotations", *name.split(".")), value)
+            for name, value in self.annotations.items()
+        ]
         return wanted
 
 
@@ -143,7 +170,10 @@ def secrets_in(words: Sequence[str]) -> dict[int, tuple[str, str]]:
     found = {}
     for index, (word, hidden) in enumerate(zip(words, hide_words(words), strict=True)):
         before, secret, _ = hidden.partition(HIDDEN)
-        value, name = word.removeprefix(before), before.rstrip("=") or (words[index - 1] if index else "")
+        value, name = (
+            word.removeprefix(before),
+            before.rstrip("=") or (words[index - 1] if index else ""),
+        )
         # `--input_key messages`: the name of a column
         column = re.search(r"(?i)tokens$", name) or (
             name.lower().endswith("key") and not re.search(r"(?i)api|\d", f"{name}{value}")

@@ -23,7 +23,10 @@ _MOUNT_KEYS = {"src": "source", "dst": "target", "destination": "target", "reado
 
 def is_flag(option: Option) -> bool:
     """Whether an option of srun or sbatch configures the container."""
-    return option.name.startswith(("container-", "no-container-")) or option.name in {"environment", "edf"}
+    return option.name.startswith(("container-", "no-container-")) or option.name in {
+        "environment",
+        "edf",
+    }
 
 
 def read_container_run(
@@ -33,7 +36,9 @@ def read_container_run(
     adopted.entrypoint, adopted.writable = True, True
     adopted.gpus = None if engine == "nvidia-docker" else 0
     read(options, adopted)
-    entrypoint = next((option.value for option in reversed(options) if option.name == "entrypoint"), None)
+    entrypoint = next(
+        (option.value for option in reversed(options) if option.name == "entrypoint"), None
+    )
     if not rest:
         adopted.refuse(f"{engine} run", "the command line names no image", edf=True)
         return ()
@@ -45,7 +50,10 @@ def read_container_run(
         if adopted.image and "#" not in adopted.image and "/" not in adopted.image:
             why = "for your own image, write the path that `runner import` prints"
             adopted.note(image, f"read as an image on Docker Hub; {why}")
-    adopted.note(f"{engine} run", f"{engine} changes your user ID and HOME; a container that runner starts does not")
+    adopted.note(
+        f"{engine} run",
+        f"{engine} changes your user ID and HOME; a container that runner starts does not",
+    )
     if adopted.entrypoint and (not command or re.match(r"-|[^/]*=", command[0].text)):
         why = "only the image knows its entrypoint and default command: put the program after the image"
         adopted.refuse(command[0].raw if command else image, why)
@@ -93,7 +101,10 @@ def _read_pyxis(name: str, value: str, given: str, adopted: Adopted) -> None:
         case "container-env":
             _read_names(value, given, adopted)
         case "container-save":
-            adopted.refuse(given, "a job's changes to its container are lost: to change the image, use `runner build`")
+            adopted.refuse(
+                given,
+                "a job's changes to its container are lost: to change the image, use `runner build`",
+            )
         case _:
             _read_engine(name, value, given, adopted)
 
@@ -105,7 +116,9 @@ def _read_engine(name: str, value: str, given: str, adopted: Adopted) -> None:
         case "mount":
             _read_mount(value, given, adopted)
         case "env" if "=" not in value:
-            adopted.not_needed(given, "the container gets the host's variables, unless the image sets them")
+            adopted.not_needed(
+                given, "the container gets the host's variables, unless the image sets them"
+            )
         case "env":
             key, _, text = value.partition("=")
             adopted.variable(key, text, given)
@@ -131,7 +144,9 @@ def _read_engine(name: str, value: str, given: str, adopted: Adopted) -> None:
         case "env-file":
             adopted.refuse(given, "write the variables of the file to [env] of the EDF", edf=True)
         case "rootfs":
-            adopted.refuse(given, "an EDF needs a squashfs file: use mksquashfs or runner import", edf=True)
+            adopted.refuse(
+                given, "an EDF needs a squashfs file: use mksquashfs or runner import", edf=True
+            )
         case "network" | "net" | "ipc" | "pid" | "uts" if value not in {"host", ""}:
             adopted.not_carried_over(given, f"{_NOT_NEEDED[name]}, always")
         case _ if name in _NOT_NEEDED:
@@ -153,7 +168,11 @@ def _read_reference(text: str, given: str, adopted: Adopted) -> None:
     if name.startswith(("localhost/", "sha256:")):
         local = local or "the image is only in the engine's storage"
     if local:
-        adopted.refuse(given, f"{local}: run `runner import {name}` and write the path that it prints", edf=True)
+        adopted.refuse(
+            given,
+            f"{local}: run `runner import {name}` and write the path that it prints",
+            edf=True,
+        )
     elif "#" in name or name.startswith("${") or not image.separator:
         adopted.image = name
     else:
@@ -169,7 +188,9 @@ def _read_volume(value: str, given: str, adopted: Adopted) -> None:
         why = "an anonymous volume is lost with the container; the root file system is writable anyway"
         adopted.not_carried_over(given, why)
     elif not source.startswith(("/", ".", "${", "~")):
-        adopted.refuse(given, f"{source!r} is a volume in the engine's storage: use a folder", edf=True)
+        adopted.refuse(
+            given, f"{source!r} is a volume in the engine's storage: use a folder", edf=True
+        )
     elif source == rest[0] == "/dev/shm":
         adopted.not_needed(given, _NOT_NEEDED["ipc"])
     elif any(flag in {"U", "O", "copy"} or "=" in flag for flag in flags):
@@ -185,7 +206,9 @@ def _read_mount(value: str, given: str, adopted: Adopted) -> None:
     kind, source, target = (fields.pop(key, "") for key in ("type", "source", "target"))
     flags = ["ro"] if fields.pop("ro", "no").lower() in {"", "true", "1"} else []
     flags.append(fields.pop("bind-propagation", ""))
-    flags += [f"{key}={text}" for key, text in fields.items() if key not in {"relabel", "consistency"}]
+    flags += [
+        f"{key}={text}" for key, text in fields.items() if key not in {"relabel", "consistency"}
+    ]
     if kind == "bind":
         _read_volume(f"{source}:{target}:{','.join(flags)}", given, adopted)
     else:
@@ -197,13 +220,24 @@ def _read_names(value: str, given: str, adopted: Adopted) -> None:
         if "$" in name:
             adopted.refuse(f"{given} ({name})", "set the variables in [env] of the EDF", edf=True)
         elif name not in adopted.env:
-            adopted.not_carried_over(f"{given} ({name})", "set it in [env] of the EDF, which overrides the image")
+            adopted.not_carried_over(
+                f"{given} ({name})", "set it in [env] of the EDF, which overrides the image"
+            )
 
 
 def _read_gpus(value: str, given: str, adopted: Adopted) -> None:
     """`all`, a number, `device=0,1` (also in quotes), or the name of a CDI device."""
     devices = re.sub(r"^.*[=:]|[\"']", "", value).split(",")
     every = devices == ["all"] or not all(device.isdigit() for device in devices)
-    adopted.gpus = None if every else int(devices[0]) if value.isdigit() else (adopted.gpus or 0) + len(devices)
+    adopted.gpus = (
+        None
+        if every
+        else int(devices[0])
+        if value.isdigit()
+        else (adopted.gpus or 0) + len(devices)
+    )
     adopted.env.setdefault("NVIDIA_VISIBLE_DEVICES", "all")
-    adopted.note(given, "becomes NVIDIA_VISIBLE_DEVICES" + ("" if every else f"; the job gets {adopted.gpus} GPUs"))
+    adopted.note(
+        given,
+        "becomes NVIDIA_VISIBLE_DEVICES" + ("" if every else f"; the job gets {adopted.gpus} GPUs"),
+    )

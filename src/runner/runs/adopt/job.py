@@ -68,18 +68,28 @@ class Draft:
             value = self.value(option)
             if option.name == "job-name":
                 name = value or "NAME"
-                adopted.note(option.given, f"a run is named after its job file: rename the file to {name}.toml")
+                adopted.note(
+                    option.given,
+                    f"a run is named after its job file: rename the file to {name}.toml",
+                )
             elif option.name in _TABLES["not_needed"]:
                 adopted.not_needed(option.given, _TABLES["not_needed"][option.name])
             elif value is None:
                 adopted.refuse(option.given, "only a shell can evaluate this text: write its value")
             elif not value and option.value:
                 adopted.not_needed(option.given, "the step has the resources of the job")
-            elif step and option.name == "nodes" and value != str(self.resources.get("nodes", value)):
-                adopted.refuse(option.given, f"the step uses only a part of the job's {self.resources['nodes']} nodes")
+            elif (
+                step and option.name == "nodes" and value != str(self.resources.get("nodes", value))
+            ):
+                adopted.refuse(
+                    option.given,
+                    f"the step uses only a part of the job's {self.resources['nodes']} nodes",
+                )
             else:
                 self._read(option, value, program, adopted)
-        listed = next((plain(option.value or "") for option in options if option.name == "nodelist"), None)
+        listed = next(
+            (plain(option.value or "") for option in options if option.name == "nodelist"), None
+        )
         if listed and "nodes" not in self.resources:
             self.resources["nodes"] = _hosts(listed)
 
@@ -87,7 +97,11 @@ class Draft:
         """The value of an option; empty for a variable with which Slurm says what the job has; None: not known."""
         text, counts = option.value or "", {"nodes": 1, **self.resources, **self.counts}
         values = {name: str(counts.get(key, "")) for name, key in _TABLES["of_slurm"].items()}
-        return None if option.computed or set(names(text)) - values.keys() else expand(text, values, "an option")
+        return (
+            None
+            if option.computed or set(names(text)) - values.keys()
+            else expand(text, values, "an option")
+        )
 
     def _read(self, option: Option, value: str, program: str, adopted: Adopted) -> None:
         name = option.name
@@ -103,16 +117,23 @@ class Draft:
                 self.counts[name] = int(gpus[2])
             case "gpus-per-node" | "gres" if value in {"gpu", "none"}:
                 self.resources["gpus_per_node"] = int(value == "gpu")
-            case "gpus-per-node" | "gres" | "gpus" if gpus and (name != "gres" or value.startswith("gpu:")):
+            case "gpus-per-node" | "gres" | "gpus" if gpus and (
+                name != "gres" or value.startswith("gpu:")
+            ):
                 if name == "gpus":
                     self.counts[name] = int(gpus[2])
                 else:
                     self.resources["gpus_per_node"] = int(gpus[2])
-                if gpus[1]:  # the kind of GPU; this flag overrides the one that runner makes of gpus_per_node
+                if gpus[
+                    1
+                ]:  # the kind of GPU; this flag overrides the one that runner makes of gpus_per_node
                     self.flags["sbatch"]["gpus"] = f"--{name}={value}"
             case "signal" if found := re.fullmatch(r".*@(\d+)", value):
                 self.save_seconds = int(found[1])
-                adopted.note(option.given, f"becomes save_seconds = {found[1]}: runner requests the signal itself")
+                adopted.note(
+                    option.given,
+                    f"becomes save_seconds = {found[1]}: runner requests the signal itself",
+                )
             case "export" if value.upper() != "NONE":
                 for key, equals, text in (entry.partition("=") for entry in value.split(",")):
                     if equals:
@@ -125,8 +146,12 @@ class Draft:
         """Read a variable that the job exports. The value is plain text."""
         self.sets_ranks = self.sets_ranks or name in RANKS
         if name in _NOT_INTO_CONTAINERS:
-            adopted.not_carried_over(given, f"a container does not get the host's {name}; set it in [env] of the EDF")
-        elif name == "NVIDIA_VISIBLE_DEVICES" or looks_secret(name, value):  # the engine reads the first one
+            adopted.not_carried_over(
+                given, f"a container does not get the host's {name}; set it in [env] of the EDF"
+            )
+        elif name == "NVIDIA_VISIBLE_DEVICES" or looks_secret(
+            name, value
+        ):  # the engine reads the first one
             adopted.variable(name, literal(value), given)
         else:
             try:
@@ -157,7 +182,11 @@ class Draft:
 
     def count(self, program: Program, adopted: Adopted) -> None:
         """Convert the counts of nodes, processes, GPUs and CPUs to those of a job file."""
-        resources, tasks, processes = self.resources, self.tasks_per_node(adopted), program.processes
+        resources, tasks, processes = (
+            self.resources,
+            self.tasks_per_node(adopted),
+            program.processes,
+        )
         if "gpus_per_node" not in resources:
             self._count_gpus(tasks or 1, processes, adopted)
         gpus, per_gpu = resources.get("gpus_per_node"), self.counts.get("cpus-per-gpu", 0)
@@ -171,7 +200,9 @@ class Draft:
             cpus, processes = resources.get("cpus_per_task"), processes or gpus
             if cpus and processes and processes > 1:
                 resources["cpus_per_task"] = max(1, cpus // processes)
-                adopted.note(f"--cpus-per-task={cpus}", f"divided among the {processes} processes of a node")
+                adopted.note(
+                    f"--cpus-per-task={cpus}", f"divided among the {processes} processes of a node"
+                )
         if tasks:
             resources["tasks_per_node"] = tasks
 
@@ -180,17 +211,25 @@ class Draft:
             self.resources["gpus_per_node"] = self._per_node("gpus", adopted) or 0
         elif "gpus-per-task" in self.counts:
             self.resources["gpus_per_node"] = self.counts["gpus-per-task"] * tasks
-            adopted.note("--gpus-per-task", "becomes gpus_per_node: each task sees all GPUs of its node")
+            adopted.note(
+                "--gpus-per-task", "becomes gpus_per_node: each task sees all GPUs of its node"
+            )
         elif self.all_gpus and processes:
             self.resources["gpus_per_node"] = processes
             adopted.note(self.all_gpus, f"gpus_per_node = {processes}, one for each process")
         elif self.all_gpus:
-            adopted.note(self.all_gpus, "the job gets all GPUs of each node, unless you set gpus_per_node")
+            adopted.note(
+                self.all_gpus, "the job gets all GPUs of each node, unless you set gpus_per_node"
+            )
 
     def tasks_per_node(self, adopted: Adopted) -> int | None:
         """How many tasks srun starts on a node; None if not given."""
         given: int | None = self.resources.get("tasks_per_node")
-        return self._per_node("ntasks", adopted) if given is None and "ntasks" in self.counts else given
+        return (
+            self._per_node("ntasks", adopted)
+            if given is None and "ntasks" in self.counts
+            else given
+        )
 
     def _per_node(self, name: str, adopted: Adopted) -> int | None:
         """The share of one node in the count of an option."""
@@ -213,7 +252,11 @@ class Draft:
             wanted.append(Set(("save_seconds",), self.save_seconds))
         wanted += [Set(("resources", name), value) for name, value in self.resources.items()]
         wanted += [Set(("env", name), value) for name, value in self.env.items()]
-        wanted += [Set(("slurm", name), tuple(given.values())) for name, given in self.flags.items() if given]
+        wanted += [
+            Set(("slurm", name), tuple(given.values()))
+            for name, given in self.flags.items()
+            if given
+        ]
         return wanted
 
 
@@ -223,7 +266,9 @@ def _hosts(listed: str) -> int:
     for part in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", listed):
         brackets = re.findall(r"\[([^\]]*)\]", part)
         ranges = [[each.split("-") for each in inside.split(",")] for inside in brackets]
-        count += math.prod(sum(int(each[-1]) - int(each[0]) + 1 for each in inside) for inside in ranges)
+        count += math.prod(
+            sum(int(each[-1]) - int(each[0]) + 1 for each in inside) for inside in ranges
+        )
     return count
 
 
@@ -232,11 +277,16 @@ def read_program(words: Sequence[Word], draft: Draft, adopted: Adopted) -> Progr
     words = _without_secrets(words, adopted)
     texts = [word.text for word in words]
     first = texts[0].rsplit("/", 1)[-1] if words else ""
-    if first in {"bash", "sh", "zsh"} and all(text.startswith("-") and text != "-c" for text in texts[1:]):
+    if first in {"bash", "sh", "zsh"} and all(
+        text.startswith("-") and text != "-c" for text in texts[1:]
+    ):
         adopted.refuse(
-            " ".join(texts), "an interactive shell is not a job; for a shell in the container: runner shell NAME"
+            " ".join(texts),
+            "an interactive shell is not a job; for a shell in the container: runner shell NAME",
         )
-    module = texts.index("-m") + 1 if re.fullmatch(r"python[0-9.]*", first) and "-m" in texts[1:3] else 0
+    module = (
+        texts.index("-m") + 1 if re.fullmatch(r"python[0-9.]*", first) and "-m" in texts[1:3] else 0
+    )
     # with several tasks per node, srun starts several launchers on each node
     if (first == "torchrun" or texts[module : module + 1] == ["torch.distributed.run"]) and (
         (draft.tasks_per_node(adopted) or 1) == 1
@@ -266,24 +316,34 @@ def _torchrun(words: Sequence[Word], draft: Draft, adopted: Adopted) -> Program 
         if name == "nnodes" and value and value.isdigit():
             if draft.resources.setdefault("nodes", int(value)) != int(value):
                 adopted.refuse(option.given, f"the job has {draft.resources['nodes']} nodes")
-        elif name == "nproc-per-node" and value is not None and re.fullmatch(r"\d*|gpu|auto", value):
+        elif (
+            name == "nproc-per-node" and value is not None and re.fullmatch(r"\d*|gpu|auto", value)
+        ):
             processes = int(value) if value.isdigit() else None
         elif name == "module":
             rest = (Word("-m", "-m"), *rest)
         elif name == "max-restarts" and value != "0":
-            adopted.not_carried_over(option.given, "runner restarts the whole job, not single processes")
+            adopted.not_carried_over(
+                option.given, "runner restarts the whole job, not single processes"
+            )
         elif name in _TABLES["of_launcher"] or name.startswith("rdzv-"):
-            adopted.not_needed(option.given, "runner sets the rendezvous, the ranks and the logs of each process")
+            adopted.not_needed(
+                option.given, "runner sets the rendezvous, the ranks and the logs of each process"
+            )
         elif name != "no-python":
             return None
     return _program("torchrun", rest, draft, processes)
 
 
-def _program(launcher: str, words: Sequence[Word], draft: Draft, processes: int | None = None) -> Program:
+def _program(
+    launcher: str, words: Sequence[Word], draft: Draft, processes: int | None = None
+) -> Program:
     """The words as a command, or as STEP_COMMAND if only a shell can evaluate them."""
     texts = [plain(word.text) if not word.computed and not word.array else None for word in words]
     if None not in texts:
         return Program(launcher, tuple(str(text) for text in texts), processes)
     python = ["python"] if launcher == "torchrun" and words[0].text.endswith((".py", "-m")) else []
-    draft.host_setup.append(f"export STEP_COMMAND=$(printf '%q ' {' '.join((*python, *(word.raw for word in words)))})")
+    draft.host_setup.append(
+        f"export STEP_COMMAND=$(printf '%q ' {' '.join((*python, *(word.raw for word in words)))})"
+    )
     return Program(launcher, ("bash", "-c", 'eval "exec $STEP_COMMAND"'), processes)

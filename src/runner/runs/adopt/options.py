@@ -57,7 +57,9 @@ def split(words: Sequence[Word], grammar: Grammar) -> tuple[tuple[Option, ...], 
         if equals or name in grammar.flags or name in grammar.optional or following is None:
             found.append(Option(name, value if equals else None, word.raw, word.computed))
         else:
-            found.append(Option(name, following.text, f"{word.raw} {following.raw}", following.computed))
+            found.append(
+                Option(name, following.text, f"{word.raw} {following.raw}", following.computed)
+            )
             position += 1
     return tuple(found), tuple(words[position:])
 
@@ -73,30 +75,79 @@ def _short(word: Word, following: Word | None, grammar: Grammar, found: list[Opt
             found.append(Option(name, rest.removeprefix("=") or None, word.raw, word.computed))
             return 0
         else:
-            found.append(Option(name, following.text, f"{word.raw} {following.raw}", following.computed))
+            found.append(
+                Option(name, following.text, f"{word.raw} {following.raw}", following.computed)
+            )
             return 1
     return 0
 
 
 # Source: srun(1) and sbatch(1) of Slurm 25.05; pyxis 0.24.0, args.c
 _SLURM_FLAGS = (
-    "allocate-all", "contiguous", "disable-status", "exact", "get-user-env-all", "help", "hold", "ignore-pbs",
-    "interactive", "label", "multi-prog", "no-allocate", "no-requeue", "oom-kill-step", "overcommit", "overlap",
-    "oversubscribe", "parsable", "preserve-env", "quiet", "quit-on-interrupt", "reboot", "requeue", "spread-job",
-    "sockets", "stepmgr", "test-only", "unbuffered", "usage", "use-min-nodes", "verbose", "version", "whole",
-    "container-mount-home", "no-container-mount-home", "container-remap-root", "no-container-remap-root",
-    "container-entrypoint", "no-container-entrypoint", "container-entrypoint-log", "container-writable",
-    "container-readonly", "no-container-entrypoint-log",
-)  # fmt: skip
+    "allocate-all",
+    "contiguous",
+    "disable-status",
+    "exact",
+    "get-user-env-all",
+    "help",
+    "hold",
+    "ignore-pbs",
+    "interactive",
+    "label",
+    "multi-prog",
+    "no-allocate",
+    "no-requeue",
+    "oom-kill-step",
+    "overcommit",
+    "overlap",
+    "oversubscribe",
+    "parsable",
+    "preserve-env",
+    "quiet",
+    "quit-on-interrupt",
+    "reboot",
+    "requeue",
+    "spread-job",
+    "sockets",
+    "stepmgr",
+    "test-only",
+    "unbuffered",
+    "usage",
+    "use-min-nodes",
+    "verbose",
+    "version",
+    "whole",
+    "container-mount-home",
+    "no-container-mount-home",
+    "container-remap-root",
+    "no-container-remap-root",
+    "container-entrypoint",
+    "no-container-entrypoint",
+    "container-entrypoint-log",
+    "container-writable",
+    "container-readonly",
+    "no-container-entrypoint-log",
+)
 _SLURM_OPTIONAL = (
-    *("compress", "exclusive", "get-user-env", "immediate", "kill-on-bad-exit", "nice", "no-kill", "propagate"),
+    *(
+        "compress",
+        "exclusive",
+        "get-user-env",
+        "immediate",
+        "kill-on-bad-exit",
+        "nice",
+        "no-kill",
+        "propagate",
+    ),
     *("pty", "resv-ports", "send-libs"),
 )
 SRUN = Grammar(SHORT["srun"], frozenset(_SLURM_FLAGS), frozenset(_SLURM_OPTIONAL))
 SBATCH = Grammar(SHORT["sbatch"], frozenset((*_SLURM_FLAGS, "wait")), frozenset(_SLURM_OPTIONAL))
 
 # Source: torchrun --help of PyTorch 2.7
-TORCHRUN = Grammar({"m": "module"}, frozenset(("standalone", "module", "no-python", "run-path", "help")))
+TORCHRUN = Grammar(
+    {"m": "module"}, frozenset(("standalone", "module", "no-python", "run-path", "help"))
+)
 
 
 def read_directives(text: str, adopted: Adopted) -> tuple[Option, ...]:
@@ -110,7 +161,9 @@ def read_directives(text: str, adopted: Adopted) -> tuple[Option, ...]:
         if not line.startswith("#SBATCH"):
             continue
         if ended:
-            adopted.not_carried_over(f"line {number}: {line}", "sbatch ignores #SBATCH lines after the first command")
+            adopted.not_carried_over(
+                f"line {number}: {line}", "sbatch ignores #SBATCH lines after the first command"
+            )
             continue
         try:
             found = shlex.split(line.removeprefix("#SBATCH"), comments=True)

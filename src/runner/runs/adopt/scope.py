@@ -54,7 +54,12 @@ class Scope:
             return
         name, value = found[1], found[2]
         own = () if word.computed else parts(value, "a word")
-        if len(own) == 1 and isinstance(own[0], Variable) and own[0].name == name and name not in self.values:
+        if (
+            len(own) == 1
+            and isinstance(own[0], Variable)
+            and own[0].name == name
+            and name not in self.values
+        ):
             self.defaults += [name] if own[0].default else []
             value = own[0].default or value  # A=${A:-x}
         value = value if word.computed else self.value(value)
@@ -73,7 +78,9 @@ class Scope:
         words: list[Word] = [*(before or ())] if f"{name}+=" in command.raw else []
         for word in command.words:
             words += (before or ()) if word.array == name else (word,)
-        if not command.nested and (before is not None or name not in self.computed or not words[len(command.words) :]):
+        if not command.nested and (
+            before is not None or name not in self.computed or not words[len(command.words) :]
+        ):
             self.arrays[name] = tuple(words)
             return
         self.computed[name] = f"line {command.line}: {name}=(…)"
@@ -82,7 +89,11 @@ class Scope:
 
     def assign_default(self, words: Sequence[Word], command: Command) -> bool:
         """Whether the words are `"${NAME:=value}"`, which sets NAME if it is unset."""
-        found = re.fullmatch(r"\"?\$\{([A-Za-z_][A-Za-z0-9_]*):?=(.*)\}\"?", words[0].raw, re.S) if words else None
+        found = (
+            re.fullmatch(r"\"?\$\{([A-Za-z_][A-Za-z0-9_]*):?=(.*)\}\"?", words[0].raw, re.S)
+            if words
+            else None
+        )
         if found and found[1] not in self.values:
             [value, *_] = commands(f'{found[1]}="{found[2]}"')
             self.defaults.append(found[1])

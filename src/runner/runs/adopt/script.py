@@ -44,7 +44,9 @@ class Step:
 
     @property
     def in_container(self) -> bool:
-        return self.kind != "srun" or any(containers.is_flag(option) for option in split(self.words, SRUN)[0])
+        return self.kind != "srun" or any(
+            containers.is_flag(option) for option in split(self.words, SRUN)[0]
+        )
 
 
 def read_script(
@@ -73,14 +75,18 @@ def read_script(
     draft.allocated = bool(directives)
     draft.read([option for option in directives if option not in container], "sbatch", adopted)
     # as if the script were submitted from the current folder
-    adopted.folder = folder / next((option.value or "" for option in directives[::-1] if option.name == "chdir"), "")
+    adopted.folder = folder / next(
+        (option.value or "" for option in directives[::-1] if option.name == "chdir"), ""
+    )
     containers.read(container, adopted)
     if container:
         return _whole_script(text, adopted, draft, arguments)
     return _main_step(text, adopted, draft, adopted.folder, name, arguments)
 
 
-def _main_step(text: str, adopted: Adopted, draft: Draft, folder: Path, name: str, arguments: Sequence[str]) -> Program:
+def _main_step(
+    text: str, adopted: Adopted, draft: Draft, folder: Path, name: str, arguments: Sequence[str]
+) -> Program:
     """The program of the main step; the lines before it go to host_setup."""
     scope = Scope({name: literal(str(folder)) for name in ("PWD", "SLURM_SUBMIT_DIR")})
     if re.search(r"\$\{?(PWD|SLURM_SUBMIT_DIR)\b|\$\(\s*pwd\b|`pwd`", text):
@@ -107,7 +113,9 @@ def _main_step(text: str, adopted: Adopted, draft: Draft, folder: Path, name: st
     return _with_ranks(program, adopted, draft)
 
 
-def _refuse_others(steps: Sequence[Step], active: Sequence[tuple[Command, str]], main: Step, adopted: Adopted) -> None:
+def _refuse_others(
+    steps: Sequence[Step], active: Sequence[tuple[Command, str]], main: Step, adopted: Adopted
+) -> None:
     """Refuse the steps beside the main step, and the commands after it."""
     for command, _ in active:
         if command.line >= main.command.line:
@@ -115,13 +123,18 @@ def _refuse_others(steps: Sequence[Step], active: Sequence[tuple[Command, str]],
             adopted.refuse(f"line {command.line}: {command.raw}", why)
     for step in steps:
         if step is not main and step.words and _QUIET.fullmatch(step.words[0].text):
-            adopted.note(f"line {step.command.line}: {step.command.raw}", "this step only prints, so it is left out")
+            adopted.note(
+                f"line {step.command.line}: {step.command.raw}",
+                "this step only prints, so it is left out",
+            )
         elif step is not main:
             why = "a job has only one step: write another job file for this one"
             adopted.refuse(f"line {step.command.line}: {step.command.raw}", why)
 
 
-def _carry(host: list[str], adopted: Adopted, draft: Draft, folder: Path, arguments: Sequence[str]) -> None:
+def _carry(
+    host: list[str], adopted: Adopted, draft: Draft, folder: Path, arguments: Sequence[str]
+) -> None:
     """Move the lines before the step to host_setup."""
     for number, line in enumerate(host):
         what = f"line {number + 1}: {line.strip()}"
@@ -141,27 +154,47 @@ def _carry(host: list[str], adopted: Adopted, draft: Draft, folder: Path, argume
     if re.search(r"\$\{?[0-9@*#]", all_lines):
         head.append(shlex.join(("set", "--", *arguments)))
         if not arguments:
-            tell = adopted.refuse if re.search(r"'%q ' \"?\$\{?[0-9@*]", all_lines) else adopted.note
-            tell("the script", "read without arguments; to give some: runner env adopt … -- sbatch SCRIPT ARGUMENTS")
+            tell = (
+                adopted.refuse if re.search(r"'%q ' \"?\$\{?[0-9@*]", all_lines) else adopted.note
+            )
+            tell(
+                "the script",
+                "read without arguments; to give some: runner env adopt … -- sbatch SCRIPT ARGUMENTS",
+            )
     draft.host_setup[:] = [*head, *([body] if body else []), *(draft.host_setup or ["true"])]
-    adopted.note("the lines before the step", "the lines become host_setup of the job file, which runs on the host")
+    adopted.note(
+        "the lines before the step",
+        "the lines become host_setup of the job file, which runs on the host",
+    )
 
 
 def _check_variables(scope: Scope, adopted: Adopted) -> set[str]:
     """The variables of the EDF that host_setup must export. Refuses those that `launch` must know."""
     if names(adopted.base):
-        adopted.refuse(adopted.base, "a base environment must be known at launch: write its name", edf=True)
+        adopted.refuse(
+            adopted.base, "a base environment must be known at launch: write its name", edf=True
+        )
     for name in names(adopted.image):
         if name in scope.computed:
-            adopted.refuse(adopted.image, f"the image must be known at launch ({scope.computed[name]})", edf=True)
+            adopted.refuse(
+                adopted.image,
+                f"the image must be known at launch ({scope.computed[name]})",
+                edf=True,
+            )
     for name in sorted(adopted.bare_mounts):
         if name in scope.computed or "mount" in name.lower():
-            adopted.refuse(f"${name}", "this variable may contain several mounts: write its value", edf=True)
+            adopted.refuse(
+                f"${name}", "this variable may contain several mounts: write its value", edf=True
+            )
     if scope.defaults:
-        adopted.note(", ".join(dict.fromkeys(scope.defaults)), "read with the default values in the script")
+        adopted.note(
+            ", ".join(dict.fromkeys(scope.defaults)), "read with the default values in the script"
+        )
     wanted = adopted.variables() & scope.computed.keys()
     for name in sorted(wanted):
-        adopted.note(scope.computed[name], f"the EDF uses ${{{name}}}, so host_setup now exports {name}")
+        adopted.note(
+            scope.computed[name], f"the EDF uses ${{{name}}}, so host_setup now exports {name}"
+        )
     return wanted
 
 
@@ -170,7 +203,10 @@ def _whole_script(text: str, adopted: Adopted, draft: Draft, arguments: Sequence
     first = text.partition("\n")[0]
     shell = shlex.split(first[2:]) if first.startswith("#!") else ["/bin/sh"]
     if draft.resources.get("nodes", 1) != 1:
-        adopted.refuse(f"--nodes={draft.resources['nodes']}", "the script runs in a container on the first node only")
+        adopted.refuse(
+            f"--nodes={draft.resources['nodes']}",
+            "the script runs in a container on the first node only",
+        )
     for command in commands(text):
         if any(word.text.rsplit("/", 1)[-1] in {"srun", *_ENGINES} for word in command.words[:2]):
             why = "the script itself runs in a container, and so do its steps"
@@ -191,7 +227,9 @@ def _whole_script(text: str, adopted: Adopted, draft: Draft, arguments: Sequence
     return program
 
 
-def _steps(text: str, scope: Scope, adopted: Adopted, draft: Draft) -> tuple[list[Step], list[tuple[Command, str]]]:
+def _steps(
+    text: str, scope: Scope, adopted: Adopted, draft: Draft
+) -> tuple[list[Step], list[tuple[Command, str]]]:
     """(the steps in order, the commands that must run on the host; with a reason if one may start a container)."""
     steps: list[Step] = []
     active: list[tuple[Command, str]] = []
@@ -210,13 +248,17 @@ def _steps(text: str, scope: Scope, adopted: Adopted, draft: Draft) -> tuple[lis
         if first in {"export", "declare", "readonly", "local", "typeset"} or not words:
             for word in (*before, *words[1:]):
                 scope.assign(word, command)
-            active += [(command, "")] if first == "export" or "-x" in command.raw.split()[:2] else []
+            active += (
+                [(command, "")] if first == "export" or "-x" in command.raw.split()[:2] else []
+            )
             continue
         if first == ":" and scope.assign_default(words[1:], command):
             continue
         if first == "tee" and steps and steps[-1].command.pipe and steps[-1].command is previous:
             steps[-1] = replace(steps[-1], command=replace(steps[-1].command, pipe=False))
-            adopted.not_carried_over(f"line {command.line}: {command.raw}", "a run has one log: runner logs")
+            adopted.not_carried_over(
+                f"line {command.line}: {command.raw}", "a run has one log: runner logs"
+            )
             continue
         step = _step(command, before, scope.resolve(words))
         if step is not None:
@@ -258,7 +300,11 @@ def _step(command: Command, before: Sequence[Word], words: Sequence[Word]) -> St
     words = words[1:]
     if first in _ENGINES:
         words = words[1:] if words and words[0].text in {"container", "--remote"} else words
-        return Step(command, first, tuple(words[1:]), tuple(before)) if words and words[0].text == "run" else None
+        return (
+            Step(command, first, tuple(words[1:]), tuple(before))
+            if words and words[0].text == "run"
+            else None
+        )
     return Step(command, first, tuple(words), tuple(before)) if first == "srun" else None
 
 
@@ -272,7 +318,9 @@ def _take(step: Step, scope: Scope, adopted: Adopted, draft: Draft) -> Program:
     if step.command.pipe:
         adopted.refuse("|", "another command reads the output of the step")
     if step.command.nested:
-        adopted.refuse(step.command.raw, "it is inside a condition, a loop or a function, or behind && or ||")
+        adopted.refuse(
+            step.command.raw, "it is inside a condition, a loop or a function, or behind && or ||"
+        )
     program = read_program(_read_step(step.kind, step.words, adopted, draft, scope), draft, adopted)
     draft.count(program, adopted)
     draft.host_setup[:0] = [f"export {word.raw}" for word in step.before]
@@ -285,12 +333,16 @@ def _with_ranks(program: Program, adopted: Adopted, draft: Draft) -> Program:
     on_host = re.search(rf"export\b.*\b({'|'.join(RANKS)})=", "\n".join(draft.host_setup))
     words = program.command[1:] if program.command[:1] == ("env",) else ()
     by_env = {word.partition("=")[0] for word in words if ASSIGNMENT.fullmatch(word)}
-    if program.launcher == "none" and (draft.sets_ranks or on_host or RANKS & (by_env | adopted.env.keys())):
+    if program.launcher == "none" and (
+        draft.sets_ranks or on_host or RANKS & (by_env | adopted.env.keys())
+    ):
         return replace(program, launcher="srun")
     return program
 
 
-def _read_step(kind: str, words: Sequence[Word], adopted: Adopted, draft: Draft, scope: Scope) -> tuple[Word, ...]:
+def _read_step(
+    kind: str, words: Sequence[Word], adopted: Adopted, draft: Draft, scope: Scope
+) -> tuple[Word, ...]:
     """Read the words after `srun`, `docker run` or `podman run`, and return those of the program."""
     options, rest = _options(words, CONTAINER if kind in _ENGINES else SRUN, adopted, scope)
     if kind in _ENGINES:
@@ -302,7 +354,11 @@ def _read_step(kind: str, words: Sequence[Word], adopted: Adopted, draft: Draft,
     container = [option for option in options if containers.is_flag(option)]
     for option in container:
         for name in (option.value or "").split(",") if option.name == "container-env" else ():
-            adopted.env |= {name: scope.values[name]} if plain(scope.values.get(name, "${x}")) is not None else {}
+            adopted.env |= (
+                {name: scope.values[name]}
+                if plain(scope.values.get(name, "${x}")) is not None
+                else {}
+            )
     draft.read([option for option in options if option not in container], "srun", adopted)
     containers.read(container, adopted)
     if any(word.text == ":" for word in rest):
@@ -322,7 +378,10 @@ def _options(
         known = scope.resolve(scope.fallback.get(name, ()))
         if name in scope.fallback:
             said = " ".join(word.raw for word in known)
-            adopted.note(f"${name}", f"read as {said!r}; the condition that changes the value is not carried over")
+            adopted.note(
+                f"${name}",
+                f"read as {said!r}; the condition that changes the value is not carried over",
+            )
         elif grammar is CONTAINER and not rest[0].array:
             break  # the image
         else:
@@ -362,11 +421,15 @@ def _sbatch(words: Sequence[Word], adopted: Adopted, draft: Draft, folder: Path)
         text = f"#!/bin/sh\n{expand(wrapped[-1], {}, '--wrap')}\n"
         return read_script(text, adopted, draft, folder, "--wrap", options=options)
     if not rest:
-        raise RunnerError("sbatch has no script", "it would read the script from stdin", "sbatch OPTIONS SCRIPT")
+        raise RunnerError(
+            "sbatch has no script", "it would read the script from stdin", "sbatch OPTIONS SCRIPT"
+        )
     name, *arguments = (expand(word.text, {}, "an argument") for word in rest)
     try:
         text = (folder / name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise RunnerError(f"cannot read {name}", why, "check the path; a command line goes after --") from error
+        raise RunnerError(
+            f"cannot read {name}", why, "check the path; a command line goes after --"
+        ) from error
     return read_script(text, adopted, draft, folder, name, options=options, arguments=arguments)

@@ -30,7 +30,15 @@ from runner.runs.status import RunStatus
 from runner.runs.why.explain import Answer, explain_run
 
 MARK = "<!-- a report of runner -->"
-METRICS = ("loss", "eval_loss", "learning_rate", "tokens_per_second", "mfu", "grad_norm", "memory_bytes")
+METRICS = (
+    "loss",
+    "eval_loss",
+    "learning_rate",
+    "tokens_per_second",
+    "mfu",
+    "grad_norm",
+    "memory_bytes",
+)
 USE: dict[str, Callable[[NodeUsage], float | None]] = {
     "gpu_percent": lambda use: _known(fmean, (gpu.percent for gpu in use.gpus)),
     "gpu_memory_mib": lambda use: _known(max, (gpu.memory_used_mib for gpu in use.gpus)),
@@ -41,8 +49,24 @@ USE: dict[str, Callable[[NodeUsage], float | None]] = {
 MOST_NODES = 8
 MOST_BYTES = 700_000
 # (buckets of each curve, runs with details, runs in the table): the report has the first that is small enough
-_SIZES = ((4000, 20, 1000), (2000, 20, 1000), (1000, 20, 800), (400, 20, 500), (150, 20, 500), (100, 4, 100))
-_DAMAGE = (RunnerError, OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+_SIZES = (
+    (4000, 20, 1000),
+    (2000, 20, 1000),
+    (1000, 20, 800),
+    (400, 20, 500),
+    (150, 20, 500),
+    (100, 4, 100),
+)
+_DAMAGE = (
+    RunnerError,
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
 T = TypeVar("T")
 
 
@@ -66,10 +90,16 @@ class RunReport:
 
     def record(self) -> dict[str, object]:
         """What --json prints."""
-        return {**self.status.record(), "program": self.program, "lock": self.side and self.side.tables,
-                "account": self.account and self.account.record(), "why": self.answer and self.answer.record(),
-                "checkpoints": self.checkpoints, "usage": [each.record() for each in self.usage],
-                "notes": self.notes}  # fmt: skip
+        return {
+            **self.status.record(),
+            "program": self.program,
+            "lock": self.side and self.side.tables,
+            "account": self.account and self.account.record(),
+            "why": self.answer and self.answer.record(),
+            "checkpoints": self.checkpoints,
+            "usage": [each.record() for each in self.usage],
+            "notes": self.notes,
+        }
 
 
 def read_report(status: RunStatus, *, alone: bool = False) -> RunReport:
@@ -80,7 +110,11 @@ def read_report(status: RunStatus, *, alone: bool = False) -> RunReport:
         try:
             return function(run)
         except _DAMAGE as error:
-            reason = f"{error.what}: {error.why}" if isinstance(error, RunnerError) else f"{error!r:.300}"
+            reason = (
+                f"{error.what}: {error.why}"
+                if isinstance(error, RunnerError)
+                else f"{error!r:.300}"
+            )
             notes.append(f"{what}: {reason}")
             return default
 
@@ -95,10 +129,16 @@ def read_report(status: RunStatus, *, alone: bool = False) -> RunReport:
         read("account", lambda run: account(run, time.time()), None),
         None if status.state in ("PREPARING", "COMPLETED") else read("why", explain_run, None),
         read("checkpoints", _checkpoints, ()),
-        read("samples.jsonl", lambda run: newest_records(run.folder / "samples.jsonl", 1 << 20)[-20:], ()),
+        read(
+            "samples.jsonl",
+            lambda run: newest_records(run.folder / "samples.jsonl", 1 << 20)[-20:],
+            (),
+        ),
         read("usage", lambda run: run.newest.usage if run.newest else (), ()),
     )
-    return replace(found, notes=tuple(dict.fromkeys([*notes, *(found.account.notes if found.account else ())])))
+    return replace(
+        found, notes=tuple(dict.fromkeys([*notes, *(found.account.notes if found.account else ())]))
+    )
 
 
 def _curves(run: Run, notes: list[str]) -> dict[str, Curve]:
@@ -114,7 +154,11 @@ def _curves(run: Run, notes: list[str]) -> dict[str, Curve]:
 def _use(run: Run, *, alone: bool) -> dict[str, Curve]:
     """The use of the nodes by step: a sample belongs to the newest step of its minute."""
     entries = records(run.folder / "metrics.jsonl")
-    known = [(each["time"], each["step"]) for each in entries if type(each.get("step")) is int and each.get("time")]
+    known = [
+        (each["time"], each["step"])
+        for each in entries
+        if type(each.get("step")) is int and each.get("time")
+    ]
     samples = [sample for attempt in run.attempts for sample in attempt.usage_log]
     each_node = alone and len({use.node for _, use in samples}) <= MOST_NODES
     values: dict[tuple[str, str], dict[int, list[float]]] = {}
@@ -126,7 +170,9 @@ def _use(run: Run, *, alone: bool) -> dict[str, Curve]:
                 steps.setdefault(known[index][1], []).append(value)
     ways: dict[str, Callable[[list[float]], float]] = {"lowest": min, "mean": fmean, "highest": max}
     return {
-        (name := f"{metric} {node or way}"): Curve(run.name, name, tuple((at, of(steps[at])) for at in sorted(steps)))
+        (name := f"{metric} {node or way}"): Curve(
+            run.name, name, tuple((at, of(steps[at])) for at in sorted(steps))
+        )
         for (metric, node), steps in values.items()
         for way, of in ways.items()
         if way == "mean" or (alone and not each_node)
@@ -142,7 +188,9 @@ def _known(function: Callable[[list[int]], float], values: Iterable[int | None])
 def _checkpoints(run: Run) -> tuple[list[str], ...]:
     script = payload.files()[f"{payload.FOLDER}/checkpoints.sh"] + "list_checkpoints 50"
     done = process.run(("bash", "-c", script), cwd=run.folder, timeout_seconds=60, check=False)
-    return tuple(words for line in done.stdout.splitlines() if len(words := line.split(" ", 2)) == 3)
+    return tuple(
+        words for line in done.stdout.splitlines() if len(words := line.split(" ", 2)) == 3
+    )
 
 
 def thinned(points: Sequence[tuple[float, float]], buckets: int) -> list[tuple[float, float]]:
@@ -164,24 +212,47 @@ def chart_data(reports: Sequence[RunReport], buckets: int) -> dict[str, object]:
     for number, report in enumerate(reports):
         causes = {attempt.number + 1: attempt.cause for attempt in report.status.run.attempts}
         starts = {n: place for curve in report.curves.values() for n, place in curve.attempts}
-        marks = [{"number": n, "x": place, "cause": causes.get(n, "")} for n, place in sorted(starts.items())]
+        marks = [
+            {"number": n, "x": place, "cause": causes.get(n, "")}
+            for n, place in sorted(starts.items())
+        ]
         runs.append({"name": report.status.run.name, "marks": marks})
         for name, curve in report.curves.items():
             metric, _, node = name.partition(" ")
             points = thinned(curve.points, buckets)
             low, high = (pick(points, key=lambda point: point[1]) for pick in (min, max))
-            steps = [x - before for (x, _), (before, _) in zip(points, [(0, 0), *points], strict=False)]
+            steps = [
+                x - before for (x, _), (before, _) in zip(points, [(0, 0), *points], strict=False)
+            ]
             x, y = " ".join(map(str, steps)), " ".join(f"{y:.6g}" for _, y in points)
-            charts[metric].append({"run": number, "node": node, "x": x, "y": y, "count": len(curve.points),
-                                   "first": points[0], "last": points[-1], "low": low, "high": high})  # fmt: skip
-    return {"charts": [{"metric": metric, "series": each} for metric, each in charts.items() if each], "runs": runs}
+            charts[metric].append(
+                {
+                    "run": number,
+                    "node": node,
+                    "x": x,
+                    "y": y,
+                    "count": len(curve.points),
+                    "first": points[0],
+                    "last": points[-1],
+                    "low": low,
+                    "high": high,
+                }
+            )
+    return {
+        "charts": [{"metric": metric, "series": each} for metric, each in charts.items() if each],
+        "runs": runs,
+    }
 
 
-def differences(reports: Sequence[RunReport]) -> tuple[dict[tuple[str, str], list[list[str]]], list[str]]:
+def differences(
+    reports: Sequence[RunReport],
+) -> tuple[dict[tuple[str, str], list[list[str]]], list[str]]:
     """(kind, name) -> values of each run, for what is not equal in all runs; and what could not be compared."""
     sides = [(number, report.side) for number, report in enumerate(reports) if report.side]
     rows: dict[tuple[str, str], list[list[str]]] = {}
-    left_out = [f"{each.status.run.name}: its lock.toml cannot be read" for each in reports if not each.side]
+    left_out = [
+        f"{each.status.run.name}: its lock.toml cannot be read" for each in reports if not each.side
+    ]
     for number, side in sides[1:]:
         found = diff.compare(sides[0][1], side)
         left_out += found.left_out
@@ -193,21 +264,35 @@ def differences(reports: Sequence[RunReport]) -> tuple[dict[tuple[str, str], lis
 
 
 def render(
-    kind: str, statuses: Sequence[RunStatus], reports: Sequence[RunReport], filters: Mapping[str, Callable[..., Any]]
+    kind: str,
+    statuses: Sequence[RunStatus],
+    reports: Sequence[RunReport],
+    filters: Mapping[str, Callable[..., Any]],
 ) -> str:
     """The report as `html` or `md`. `reports` are those of the last runs in `statuses`."""
     import jinja2  # slow to import
 
     visible = filters["visible"]
     environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined, autoescape=kind == "html", trim_blocks=True, lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        autoescape=kind == "html",
+        trim_blocks=True,
+        lstrip_blocks=True,
         finalize=lambda value: visible(value) if type(value) is str else value,
-    )  # fmt: skip
+    )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    when = {"when": lambda at: str(datetime.fromtimestamp(at))[:19] if at else "", "words": shlex.join, **filters}
+    when = {
+        "when": lambda at: str(datetime.fromtimestamp(at))[:19] if at else "",
+        "words": shlex.join,
+        **filters,
+    }
     environment.filters |= {"number": short_number, "shown": diff.shown, "plain": _plain, **when}
     folder = Path(__file__).resolve().parent
-    texts = {path.name.replace(".", "_"): path.read_text("utf-8") for path in folder.iterdir() if path.is_file()}
+    texts = {
+        path.name.replace(".", "_"): path.read_text("utf-8")
+        for path in folder.iterdir()
+        if path.is_file()
+    }
     template = environment.from_string(texts[f"page_{kind}_j2"])
     code = f"/*\n{texts['uPlot_LICENSE']}*/\n{texts['uPlot_min_js']}\n{texts['page_js']}"
     digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
@@ -215,10 +300,20 @@ def render(
     for buckets, detailed, listed in _SIZES:
         some = reports[-detailed:]
         text = template.render(
-            mark=MARK, version=__version__, now=time.time(), classes=known_classes(), digest=digest, code=code,
-            css=texts["uPlot_min_css"] + texts["page_css"], count=len(statuses), statuses=statuses[-listed:],
-            reports=some, data=chart_data(some, buckets), differences=pairs, buckets=buckets,
-        )  # fmt: skip
+            mark=MARK,
+            version=__version__,
+            now=time.time(),
+            classes=known_classes(),
+            digest=digest,
+            code=code,
+            css=texts["uPlot_min_css"] + texts["page_css"],
+            count=len(statuses),
+            statuses=statuses[-listed:],
+            reports=some,
+            data=chart_data(some, buckets),
+            differences=pairs,
+            buckets=buckets,
+        )
         if len(text.encode(errors="backslashreplace")) <= MOST_BYTES:
             break
     return text
@@ -227,4 +322,6 @@ def render(
 def _plain(text: str) -> str:
     """Text for one line of Markdown that is shown as it is, and mentions no user."""
     special = re.compile(r"[^\w \-./,=+%]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-    return special.sub(lambda found: f"&#{ord(found[0])};", " ".join(text.split())).replace("&#64;", "&#64;&#8203;")
+    return special.sub(lambda found: f"&#{ord(found[0])};", " ".join(text.split())).replace(
+        "&#64;", "&#64;&#8203;"
+    )

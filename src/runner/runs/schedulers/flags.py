@@ -10,17 +10,56 @@ from runner.errors import RunnerError
 _LONG = re.compile(r"--([a-z][a-z0-9_-]*)(?:=(.*))?", re.DOTALL)
 _SHORT = re.compile(r"-([A-Za-z])(.*)", re.DOTALL)
 
-_SHORT_OF_BOTH = {"A": "account", "b": "begin", "B": "extra-node-info", "c": "cpus-per-task", "C": "constraint",
-                  "d": "dependency", "D": "chdir", "e": "error", "F": "nodefile", "G": "gpus", "h": "help", "H": "hold",
-                  "i": "input", "I": "immediate", "J": "job-name", "k": "no-kill", "L": "licenses", "M": "clusters",
-                  "m": "distribution", "n": "ntasks", "N": "nodes", "o": "output", "O": "overcommit",
-                  "p": "partition", "q": "qos", "Q": "quiet", "S": "core-spec", "s": "oversubscribe", "t": "time",
-                  "v": "verbose", "V": "version", "w": "nodelist", "x": "exclude"}  # fmt: skip
+_SHORT_OF_BOTH = {
+    "A": "account",
+    "b": "begin",
+    "B": "extra-node-info",
+    "c": "cpus-per-task",
+    "C": "constraint",
+    "d": "dependency",
+    "D": "chdir",
+    "e": "error",
+    "F": "nodefile",
+    "G": "gpus",
+    "h": "help",
+    "H": "hold",
+    "i": "input",
+    "I": "immediate",
+    "J": "job-name",
+    "k": "no-kill",
+    "L": "licenses",
+    "M": "clusters",
+    "m": "distribution",
+    "n": "ntasks",
+    "N": "nodes",
+    "o": "output",
+    "O": "overcommit",
+    "p": "partition",
+    "q": "qos",
+    "Q": "quiet",
+    "S": "core-spec",
+    "s": "oversubscribe",
+    "t": "time",
+    "v": "verbose",
+    "V": "version",
+    "w": "nodelist",
+    "x": "exclude",
+}
 SHORT = {
     "sbatch": {**_SHORT_OF_BOTH, "a": "array", "W": "wait"},
-    "srun": {**_SHORT_OF_BOTH, "K": "kill-on-bad-exit", "l": "label", "r": "relative", "T": "threads",
-             "u": "unbuffered", "W": "wait", "X": "disable-status", "E": "preserve-env", "Z": "no-allocate"},
-}  # fmt: skip
+    "srun": {
+        **_SHORT_OF_BOTH,
+        "K": "kill-on-bad-exit",
+        "l": "label",
+        "r": "relative",
+        "T": "threads",
+        "u": "unbuffered",
+        "W": "wait",
+        "X": "disable-status",
+        "E": "preserve-env",
+        "Z": "no-allocate",
+    },
+}
 
 _COUNTS = (
     "runner computes the world size from the nodes and processes of the job",
@@ -30,7 +69,10 @@ _ONE_CLUSTER = (
     "`runner status` and `runner cancel` only use the default cluster",
     "submit on a login node of that cluster, or set SLURM_CLUSTERS for all commands",
 )
-_GPUS_PER_TASK = ("it hides the other GPUs of the node from each task, but NCCL needs them", "use --gpus-per-node")
+_GPUS_PER_TASK = (
+    "it hides the other GPUs of the node from each task, but NCCL needs them",
+    "use --gpus-per-node",
+)
 _ONE_LOG = ("a run has one output file, job.log, which `runner logs` reads", "leave out the flag")
 _CONTAINER = ("the environment sets the container of the step", "set it in the EDF")
 
@@ -63,14 +105,23 @@ REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "sbatch": {
         **_REFUSED_BY_BOTH,
         "chdir": ("the batch script must start in the run folder", "leave out the flag"),
-        "signal": ("the batch script requests the signal itself, and handles it", "--save-signal and --save-seconds"),
-        "array": ("the tasks of an array would share one run folder", "runner launch --sweep NAME=VALUE,VALUE"),
+        "signal": (
+            "the batch script requests the signal itself, and handles it",
+            "--save-signal and --save-seconds",
+        ),
+        "array": (
+            "the tasks of an array would share one run folder",
+            "runner launch --sweep NAME=VALUE,VALUE",
+        ),
         "clusters": _ONE_CLUSTER,
         "wrap": ("--wrap would replace the batch script", "runner launch -- COMMAND"),
         "parsable": ("runner already passes this flag", "leave out the flag"),
         "wait": ("sbatch would return only after the end of the job", "runner launch --wait"),
         "test-only": ("nothing would be submitted", "runner launch --dry-run"),
-        "no-kill": ("after the loss of its first node, the job would do nothing until its time limit", "use --spare"),
+        "no-kill": (
+            "after the loss of its first node, the job would do nothing until its time limit",
+            "use --spare",
+        ),
     },
     "srun": {
         **_REFUSED_BY_BOTH,
@@ -78,7 +129,10 @@ REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "container-workdir": ("tasks run in the code snapshot", "set workdir in the EDF"),
         "pty": ("a batch script has no terminal", "runner shell"),
         "jobid": ("the step belongs to the job of the run", "runner shell RUN"),
-        "multi-prog": ("every task runs the same command", "choose the program by RANK: -- sh -c '… $RANK …'"),
+        "multi-prog": (
+            "every task runs the same command",
+            "choose the program by RANK: -- sh -c '… $RANK …'",
+        ),
         "overcommit": _COUNTS,
     },
 }
@@ -95,7 +149,9 @@ def option(word: str, program: str) -> tuple[str, str | None]:
     raise RunnerError(
         f"cannot pass {word!r} on to {program}",
         "a flag must be one word: --name, --name=value, -x or -xvalue",
-        f"--{program}={advice}" if advice != word else f"write, for example, --{program}=--constraint=gpu",
+        f"--{program}={advice}"
+        if advice != word
+        else f"write, for example, --{program}=--constraint=gpu",
     )
 
 
@@ -118,7 +174,9 @@ def refuse(words: Iterable[str], program: str, taken: Mapping[str, str] | None =
         choice = name.removeprefix("no-")
         if program == "sbatch" and choice.startswith("container-"):
             why = "the batch script itself would start in a container, which has no srun"
-            raise RunnerError(what, why, "set it in the EDF" if choice in _OF_EDF else f"use --srun={word}")
+            raise RunnerError(
+                what, why, "set it in the EDF" if choice in _OF_EDF else f"use --srun={word}"
+            )
         if choice in _CHOICES and any(each.removeprefix("no-") in _CHOICES for each in taken or {}):
             raise RunnerError(what, "the EDF sets this flag", _CHOICES[choice])
         if name == "export" and not (value or "").upper().startswith("ALL"):
@@ -134,7 +192,9 @@ def refuse(words: Iterable[str], program: str, taken: Mapping[str, str] | None =
                 f"to change only the order within a node: --{program}=--distribution=block:cyclic",
             )
         if name in (taken or {}):
-            raise RunnerError(what, f"--{name} comes from {(taken or {})[name]}", "change that setting instead")
+            raise RunnerError(
+                what, f"--{name} comes from {(taken or {})[name]}", "change that setting instead"
+            )
 
 
 _SIGNAL = re.compile(r"(?:[BR]{1,2}:)?(?:SIG)?([A-Z0-9]+)(?:@(\d+))?", re.IGNORECASE)
@@ -158,11 +218,15 @@ def refuse_of_site(words: Iterable[str], refused: Mapping[str, str], site: str) 
     for word in words:
         if word in refused:
             raise RunnerError(
-                f"the site {site!r} refuses {word}", refused[word], "change the value in the job file or the flag"
+                f"the site {site!r} refuses {word}",
+                refused[word],
+                "change the value in the job file or the flag",
             )
 
 
-def merge(own: Sequence[str], site: Sequence[str], user: Sequence[str], program: str) -> tuple[str, ...]:
+def merge(
+    own: Sequence[str], site: Sequence[str], user: Sequence[str], program: str
+) -> tuple[str, ...]:
     """Merge the flags. For each option, the user's flags take precedence over the site's, and the site's over ours."""
 
     def without(words: Sequence[str], winners: Sequence[str]) -> list[str]:

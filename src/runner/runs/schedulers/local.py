@@ -53,12 +53,17 @@ def start(run: Run, waits: Dependencies, report: Report) -> Run:
     argv: tuple[str, ...] = ("bash", "job.sbatch")
     if waits.runs:
         files.write(run.folder / WAITS, " ".join(each.name for each in waits.runs) + "\n")
-        argv = ("bash", "payload/after.sh")  # and for each run: a kind, its process id and its folder
+        argv = (
+            "bash",
+            "payload/after.sh",
+        )  # and for each run: a kind, its process id and its folder
         for kind, others in (("ok", waits.succeeded), ("any", waits.ended)):
             for other in others:
                 argv += (kind, other.job_id.removeprefix("local-"), str(other.folder))
     pid = process.detached(argv, run.log, cwd=run.folder)
-    return replace(run.with_jobs(f"local-{pid}"), host=os.uname().nodename, process=sessions.identity(pid))
+    return replace(
+        run.with_jobs(f"local-{pid}"), host=os.uname().nodename, process=sessions.identity(pid)
+    )
 
 
 def start_sweep(
@@ -83,7 +88,11 @@ def statuses(runs: Sequence[Run]) -> Sequence[tuple[Run, JobStatus]]:
 
 
 def _status(run: Run) -> JobStatus:
-    from runner.runs.run import WAITS, is_cancelled, is_over  # slow to import, and a dry run has no run
+    from runner.runs.run import (
+        WAITS,
+        is_cancelled,
+        is_over,
+    )  # slow to import, and a dry run has no run
 
     alive = is_alive(run)
     # read after the processes were checked, because they may just have ended
@@ -91,18 +100,26 @@ def _status(run: Run) -> JobStatus:
     if code is not None and is_over(run) and (not alive or _leads(run)):
         return from_exit_code(run, code)
     if code is None and run.host not in ("", os.uname().nodename):
-        return JobStatus("UNKNOWN", f"the run has no scheduler: run `runner status` on {run.host}", nodes=run.host)
+        return JobStatus(
+            "UNKNOWN",
+            f"the run has no scheduler: run `runner status` on {run.host}",
+            nodes=run.host,
+        )
     if alive and not run.attempts and (waits := run.text(WAITS)):
         return JobStatus("PENDING", f"waits for {waits}", nodes=run.host)
     if alive:
-        return JobStatus("RUNNING", nodes=run.host, elapsed=run.newest.elapsed if run.newest else "")
+        return JobStatus(
+            "RUNNING", nodes=run.host, elapsed=run.newest.elapsed if run.newest else ""
+        )
     if code is not None:
         return from_exit_code(run, code)
     if is_cancelled(run):
         return JobStatus("CANCELLED", run.cancel_reason, nodes=run.host)
     if why := run.text("not-started"):
         return JobStatus("CANCELLED", f"not started: {why}", nodes=run.host)
-    return JobStatus("LOST", "its processes have ended and wrote no exit code (killed?)", nodes=run.host)
+    return JobStatus(
+        "LOST", "its processes have ended and wrote no exit code (killed?)", nodes=run.host
+    )
 
 
 def is_alive(run: Run) -> bool:
@@ -113,14 +130,20 @@ def is_alive(run: Run) -> bool:
     if _by_hand(run):
         return _leads(run)
     now = sessions.identity(_pid(run))
-    return bool(run.process) and (now == run.process or (not now and bool(sessions.members(_pid(run)))))
+    return bool(run.process) and (
+        now == run.process or (not now and bool(sessions.members(_pid(run))))
+    )
 
 
 def _leads(run: Run) -> bool:
     """Whether the batch script itself still runs."""
     pid = _pid(run)
     try:
-        return Path(f"/proc/{pid}/cwd").samefile(run.folder) if _by_hand(run) else sessions.identity(pid) == run.process
+        return (
+            Path(f"/proc/{pid}/cwd").samefile(run.folder)
+            if _by_hand(run)
+            else sessions.identity(pid) == run.process
+        )
     except OSError:
         return False
 
@@ -154,7 +177,9 @@ def cancel(jobs: Sequence[tuple[Run, tuple[str, ...]]], report: Report) -> None:
             _end_by_hand(run, report)
             continue
         pid = _pid(run)
-        report.detail(f"{run.name}: sending SIGTERM to its processes, and SIGKILL after {GRACE_SECONDS:.0f} s")
+        report.detail(
+            f"{run.name}: sending SIGTERM to its processes, and SIGKILL after {GRACE_SECONDS:.0f} s"
+        )
         if not sessions.end(pid, GRACE_SECONDS):
             raise RunnerError(
                 f"cannot end {run.name}",
@@ -166,7 +191,9 @@ def cancel(jobs: Sequence[tuple[Run, tuple[str, ...]]], report: Report) -> None:
 def _end_by_hand(run: Run, report: Report) -> None:
     """End a script that a user started. Its session is that of the user's shell, so signal only the script."""
     pid = _pid(run)
-    report.detail(f"{run.name}: sending SIGTERM to process {pid}, and waiting {GRACE_SECONDS:.0f} s for its end")
+    report.detail(
+        f"{run.name}: sending SIGTERM to process {pid}, and waiting {GRACE_SECONDS:.0f} s for its end"
+    )
     deadline = time.monotonic() + GRACE_SECONDS
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGTERM)

@@ -21,8 +21,22 @@ if TYPE_CHECKING:
 
 CONTINUE = 75
 """the exit code with which a job asks for another attempt"""
-ACTIVE = {"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "RESIZING",
-          "SIGNALING", "STAGE_OUT", "STOPPED", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}  # fmt: skip
+ACTIVE = {
+    "PENDING",
+    "CONFIGURING",
+    "RUNNING",
+    "SUSPENDED",
+    "COMPLETING",
+    "REQUEUED",
+    "REQUEUE_HOLD",
+    "RESIZING",
+    "SIGNALING",
+    "STAGE_OUT",
+    "STOPPED",
+    "REQUEUE_FED",
+    "SPECIAL_EXIT",
+    "RESV_DEL_HOLD",
+}
 """Slurm's states of a job that has not ended"""
 
 
@@ -81,7 +95,12 @@ class Scheduler(Protocol):
         """Submit or start the job, and return the run with it."""
 
     def start_sweep(
-        self, folder: Path, runs: Sequence[Run], waits: Dependencies, at_once: int | None, report: Report
+        self,
+        folder: Path,
+        runs: Sequence[Run],
+        waits: Dependencies,
+        at_once: int | None,
+        report: Report,
     ) -> tuple[Run, ...]:
         """Start the runs of a sweep, and return them with their jobs. `folder` contains the script of the array."""
 
@@ -112,7 +131,9 @@ def scheduler_of(name: str) -> Scheduler:
     """The scheduler of a site or a run. Raises RunnerError for an unknown one."""
     if name not in SCHEDULERS:
         raise unknown("scheduler", name, SCHEDULERS)
-    return cast("Scheduler", importlib.import_module(f"runner.runs.schedulers.{name}"))  # import only the one in use
+    return cast(
+        "Scheduler", importlib.import_module(f"runner.runs.schedulers.{name}")
+    )  # import only the one in use
 
 
 def by_scheduler(runs: Iterable[Run]) -> Iterator[tuple[Scheduler, list[Run]]]:

@@ -35,7 +35,9 @@ PAUSES = (2.0, 15.0)
 _ESTIMATE_SECONDS = _CONFIG_SECONDS = 10.0
 _SUBMIT_SECONDS = 180.0  # sbatch itself waits for a controller that is busy or restarts
 _BAD_NODE_SECONDS = 86_400
-_ANSWER_SECONDS = 30.0  # a busy controller may answer slowly, but one that is down must not block for minutes
+_ANSWER_SECONDS = (
+    30.0  # a busy controller may answer slowly, but one that is down must not block for minutes
+)
 
 
 def script(job: Job, attachment: Attachment, site: Site) -> str:
@@ -47,7 +49,9 @@ def script(job: Job, attachment: Attachment, site: Site) -> str:
     refuse((*site.srun, *job.srun), "srun", taken)
     directives = merge(_directives(job, site), site.sbatch, job.sbatch, "sbatch")
     refuse_of_site((*directives, *site.srun, *job.srun), site.refused, site.name)
-    return render(job, attachment, site, directives=directives, step=_step(job, attachment, site, directives))
+    return render(
+        job, attachment, site, directives=directives, step=_step(job, attachment, site, directives)
+    )
 
 
 def _directives(job: Job, site: Site) -> tuple[str, ...]:
@@ -63,7 +67,11 @@ def _directives(job: Job, site: Site) -> tuple[str, ...]:
         "--output=job.log",
         "--open-mode=append",
         # without [restart], the cluster's default
-        *(("--requeue" if site.restart_by == "requeue" else "--no-requeue",) if job.restart else ()),
+        *(
+            ("--requeue" if site.restart_by == "requeue" else "--no-requeue",)
+            if job.restart
+            else ()
+        ),
         # B: signal only the batch shell, because a signal to the step would end every process without a handler
         *((f"--signal=B:USR2@{job.save_seconds}",) if job.save_seconds else ()),
         *((f"--mail-user={job.mail_user}",) if job.mail_user else ()),
@@ -71,12 +79,18 @@ def _directives(job: Job, site: Site) -> tuple[str, ...]:
     )
 
 
-def _step(job: Job, attachment: Attachment, site: Site, directives: Sequence[str]) -> tuple[str, ...]:
+def _step(
+    job: Job, attachment: Attachment, site: Site, directives: Sequence[str]
+) -> tuple[str, ...]:
     """The srun command with its flags, quoted, as lines."""
     by_task = any(option(word, "sbatch")[0] == "cpus-per-task" for word in directives)
     nodes: tuple[str, ...] = (f"--nodes={job.resources.nodes}", f"--ntasks={job.tasks}")
     if job.keeps_nodes:  # place_ranks (payload/nodes.sh) sets the variables for each attempt
-        nodes = ("--nodes=${RUNNER_NODES}", "--ntasks=${RUNNER_TASKS}", "--nodelist=${RUNNER_NODELIST}")
+        nodes = (
+            "--nodes=${RUNNER_NODES}",
+            "--ntasks=${RUNNER_TASKS}",
+            "--nodelist=${RUNNER_NODELIST}",
+        )
     own = (
         *nodes,
         f"--ntasks-per-node={job.tasks_per_node}",
@@ -109,7 +123,11 @@ _PLACEMENT = {"switches": (("tree",), (0, 0)), "segment": (("block", "ring", "to
 def check_options(options: Iterable[str], report: Report) -> None:
     """Raise RunnerError for --switches or --segment if this cluster's Slurm has no topology for it."""
     wanted = [name for name in _PLACEMENT if name in options]
-    shown = "".join(_scontrol_show(what) for what in ("config", "topology", "topoconf")) if wanted else ""
+    shown = (
+        "".join(_scontrol_show(what) for what in ("config", "topology", "topoconf"))
+        if wanted
+        else ""
+    )
     version = re.search(r"^SLURM_VERSION *= *((\d+)\.(\d+)\S*)", shown, re.MULTILINE)
     for name in wanted:
         kinds, since = _PLACEMENT[name]
@@ -128,14 +146,23 @@ def check_options(options: Iterable[str], report: Report) -> None:
 def _scontrol_show(what: str) -> str:
     """The output of `scontrol show`; empty if it fails, as for what an older Slurm does not know."""
     with suppress(RunnerError):
-        return process.run(("scontrol", "show", what), check=False, timeout_seconds=_CONFIG_SECONDS).stdout + "\n"
+        return (
+            process.run(
+                ("scontrol", "show", what), check=False, timeout_seconds=_CONFIG_SECONDS
+            ).stdout
+            + "\n"
+        )
     return ""
 
 
 def start(run: Run, waits: Dependencies, report: Report) -> Run:
     """Submit the job, and return the run with it."""
-    if task := run.parameters.get("SLURM_ARRAY_TASK_ID"):  # a task of the user's own array, launched again
-        return run.with_jobs(f"{_sbatch(run.folder, waits, report, 'job.sbatch', f'--array={task}')}_{task}")
+    if task := run.parameters.get(
+        "SLURM_ARRAY_TASK_ID"
+    ):  # a task of the user's own array, launched again
+        return run.with_jobs(
+            f"{_sbatch(run.folder, waits, report, 'job.sbatch', f'--array={task}')}_{task}"
+        )
     return run.with_jobs(_sbatch(run.folder, waits, report, "job.sbatch"))
 
 
@@ -148,11 +175,14 @@ def start_sweep(
     job_id = _sbatch(folder, waits, report, "array.sbatch")
     report.detail(f"array job {job_id}")
     return tuple(
-        run.with_jobs(f"{job_id}_{run.parameters.get('SLURM_ARRAY_TASK_ID', n)}") for n, run in enumerate(runs)
+        run.with_jobs(f"{job_id}_{run.parameters.get('SLURM_ARRAY_TASK_ID', n)}")
+        for n, run in enumerate(runs)
     )
 
 
-def _one_by_one(runs: Sequence[Run], waits: Dependencies, at_once: int | None, report: Report) -> tuple[Run, ...]:
+def _one_by_one(
+    runs: Sequence[Run], waits: Dependencies, at_once: int | None, report: Report
+) -> tuple[Run, ...]:
     """Submit each run of a sweep over a user's own batch script. If one is rejected, the others are cancelled."""
     started: list[Run] = []
     try:
@@ -161,7 +191,9 @@ def _one_by_one(runs: Sequence[Run], waits: Dependencies, at_once: int | None, r
             started.append(start(run, waits._replace(ended=(*waits.ended, *before)), report))
     except BaseException:
         if started:
-            process.run(("scancel", *(run.job_id for run in started)), check=False, timeout_seconds=120)
+            process.run(
+                ("scancel", *(run.job_id for run in started)), check=False, timeout_seconds=120
+            )
         raise
     return tuple(started)
 
@@ -205,7 +237,9 @@ def _tell_start(folder: Path, script: str, report: Report) -> None:
         report.warn("sbatch --test-only: " + (done.stderr.strip() or "no answer").splitlines()[-1])
 
 
-_NO_ANSWER = re.compile(r"unable to contact|configuration source|timed out|Zero Bytes|connect", re.IGNORECASE)
+_NO_ANSWER = re.compile(
+    r"unable to contact|configuration source|timed out|Zero Bytes|connect", re.IGNORECASE
+)
 
 
 def ask(argv: Sequence[str], folder: Path, script: str | None = None) -> Forecast:
@@ -214,7 +248,9 @@ def ask(argv: Sequence[str], folder: Path, script: str | None = None) -> Forecas
     removed = (f"--unset={name}" for name in ("BASH_ENV", *slurm_commands.WITHHELD))
     argv = ("env", *removed, *argv)
     try:
-        done = process.run(argv, cwd=folder, text_input=script, check=False, timeout_seconds=_ESTIMATE_SECONDS)
+        done = process.run(
+            argv, cwd=folder, text_input=script, check=False, timeout_seconds=_ESTIMATE_SECONDS
+        )
     except RunnerError as error:
         return Forecast(None, why=error.why)
     said = (done.stderr.strip() or "it printed no message").removeprefix("allocation failure: ")
@@ -227,9 +263,13 @@ def ask(argv: Sequence[str], folder: Path, script: str | None = None) -> Forecas
 
 def _submitted(folder: Path, argv: Sequence[str]) -> str:
     """Run sbatch, and return the job id that it prints."""
-    done = process.run(argv, cwd=_place(folder), check=False, timeout_seconds=_SUBMIT_SECONDS, own_session=True)
+    done = process.run(
+        argv, cwd=_place(folder), check=False, timeout_seconds=_SUBMIT_SECONDS, own_session=True
+    )
     if done.exit_code != 0:
-        raise refused(done.stderr.strip() or done.stdout.strip() or f"exit code {done.exit_code}, no message")
+        raise refused(
+            done.stderr.strip() or done.stdout.strip() or f"exit code {done.exit_code}, no message"
+        )
     return slurm_commands.parse_submit(done.stdout)
 
 
@@ -244,7 +284,11 @@ def refused(words: str) -> RunnerError:
 def exclude_flags(runs: Path, environ: Mapping[str, str], report: Report) -> tuple[str, ...]:
     """The flag of sbatch that excludes bad nodes; empty if there are none, or if the cluster's name is not known."""
     folder = Path(environ.get("RUNNER_CACHE") or runs / ".cache") / "bad-nodes"
-    listed = {path.name: found for path in sorted(folder.glob("*")) if (found := _bad_nodes(path, time.time()))}
+    listed = {
+        path.name: found
+        for path in sorted(folder.glob("*"))
+        if (found := _bad_nodes(path, time.time()))
+    }
     if not listed:
         return ()
     try:
@@ -252,7 +296,11 @@ def exclude_flags(runs: Path, environ: Mapping[str, str], report: Report) -> tup
         bad = listed.get(cluster[1], {}) if cluster else {}
         # sbatch rejects a job that excludes a node which the cluster no longer has
         argv = ("sinfo", "--noheader", "--Node", "--format=%N")
-        known = set(process.run(argv, check=False, timeout_seconds=_CONFIG_SECONDS).stdout.split()) if bad else set()
+        known = (
+            set(process.run(argv, check=False, timeout_seconds=_CONFIG_SECONDS).stdout.split())
+            if bad
+            else set()
+        )
     except RunnerError:
         return ()
     bad = {name: reason for name, reason in bad.items() if name in known}
@@ -305,9 +353,13 @@ def _with_jobs_by_hand(
     """
     idle = [run for run in runs if not _live(run, queue)]
     jobs = _jobs_by_folder()[0] if idle else {}
-    found = {run.name: jobs[folder] for run in idle if (folder := str(run.folder.resolve())) in jobs}
+    found = {
+        run.name: jobs[folder] for run in idle if (folder := str(run.folder.resolve())) in jobs
+    }
     with_jobs = [
-        replace(run, job_ids=tuple(dict.fromkeys((*run.job_ids, found[run.name][0])))) if run.name in found else run
+        replace(run, job_ids=tuple(dict.fromkeys((*run.job_ids, found[run.name][0]))))
+        if run.name in found
+        else run
         for run in runs
     ]
     return with_jobs, {**queue, **dict(found.values())}
@@ -356,13 +408,19 @@ def status_of(run: Run, queue: Mapping[str, JobStatus], trouble: str) -> JobStat
     if trouble:
         return JobStatus("UNKNOWN", trouble)
     if run.after and not run.attempts:
-        return JobStatus("CANCELLED", f"not started: {' '.join(run.after)} did not end with exit code 0")
-    return JobStatus("LOST", "Slurm no longer knows the job, and the job wrote no exit code (killed at a limit?)")
+        return JobStatus(
+            "CANCELLED", f"not started: {' '.join(run.after)} did not end with exit code 0"
+        )
+    return JobStatus(
+        "LOST", "Slurm no longer knows the job, and the job wrote no exit code (killed at a limit?)"
+    )
 
 
 def _live(run: Run, queue: Mapping[str, JobStatus]) -> tuple[str, ...]:
     """The jobs of a run that are pending or running."""
-    return tuple(job_id for job_id in run.job_ids if job_id in queue and queue[job_id].state in ACTIVE)
+    return tuple(
+        job_id for job_id in run.job_ids if job_id in queue and queue[job_id].state in ACTIVE
+    )
 
 
 def _job_that_counts(run: Run, queue: Mapping[str, JobStatus], live: Sequence[str]) -> str:
@@ -382,4 +440,6 @@ def explain_cancel(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def cancel(jobs: Sequence[tuple[Run, tuple[str, ...]]], report: Report) -> None:
-    process.run(("scancel", *(job_id for _, job_ids in jobs for job_id in job_ids)), timeout_seconds=120)
+    process.run(
+        ("scancel", *(job_id for _, job_ids in jobs for job_id in job_ids)), timeout_seconds=120
+    )

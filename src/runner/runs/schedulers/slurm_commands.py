@@ -30,7 +30,9 @@ _FORMAT = ",".join(f"{name}:|" for name in _FIELDS)
 _SQUEUE = ("squeue", "--noheader", "--array")
 
 
-def submit(run_folder: Path, flags: Sequence[str] = (), *, script: str = "job.sbatch") -> tuple[str, ...]:
+def submit(
+    run_folder: Path, flags: Sequence[str] = (), *, script: str = "job.sbatch"
+) -> tuple[str, ...]:
     r"""The sbatch command, to run in the run folder. Raises RunnerError for a folder that Slurm cannot write to.
 
     Slurm interprets `%` and backslashes in the whole path of the output file (22.05: `%j` becomes the job id).
@@ -102,7 +104,12 @@ def status(job_ids: Sequence[str]) -> tuple[str, ...]:
     argument (131,072 bytes on Linux), the command asks for all jobs of the user instead.
     """
     named = f"--jobs={','.join(job_ids)}"
-    return (*_SQUEUE, "--states=all", named if len(named) < 120_000 else "--me", f"--Format={_FORMAT}")
+    return (
+        *_SQUEUE,
+        "--states=all",
+        named if len(named) < 120_000 else "--me",
+        f"--Format={_FORMAT}",
+    )
 
 
 def parse_status(stdout: str) -> Mapping[str, JobStatus]:
@@ -116,7 +123,12 @@ def parse_status(stdout: str) -> Mapping[str, JobStatus]:
         ended = state not in ACTIVE
         # the batch script of a heterogeneous job runs in its first component, JOB+0
         found[job_id.removesuffix("+0")] = JobStatus(
-            state, _words(reason), _exit_code(code) if ended else None, _words(nodes), elapsed, "" if ended else left
+            state,
+            _words(reason),
+            _exit_code(code) if ended else None,
+            _words(nodes),
+            elapsed,
+            "" if ended else left,
         )
     return found
 
@@ -196,8 +208,14 @@ def shell(
 def limits(resources: Resources) -> tuple[str, ...]:
     """The flags of sbatch and srun for memory, time, partition, account and topology, as far as they are set."""
     time = time_limit_text(resources.time_minutes) if resources.time_minutes else None
-    given = {"mem": resources.memory, "time": time, "partition": resources.partition, "account": resources.account,
-             "switches": resources.switches, "segment": resources.segment}  # fmt: skip
+    given = {
+        "mem": resources.memory,
+        "time": time,
+        "partition": resources.partition,
+        "account": resources.account,
+        "switches": resources.switches,
+        "segment": resources.segment,
+    }
     return tuple(f"--{name}={value}" for name, value in given.items() if value)
 
 
@@ -209,7 +227,10 @@ def topologies(shown: str) -> set[str]:
 
     With topology.yaml, each partition can have another one, and TopologyPlugin need not name any of them.
     """
-    found = {kind: rf"^(TopologyPlugin *= *topology/{kind}$|{name}=|[ -]+{kind}:)" for kind, name in _RECORDS.items()}
+    found = {
+        kind: rf"^(TopologyPlugin *= *topology/{kind}$|{name}=|[ -]+{kind}:)"
+        for kind, name in _RECORDS.items()
+    }
     return {kind for kind, pattern in found.items() if re.search(pattern, shown, re.MULTILINE)}
 
 

@@ -27,7 +27,9 @@ COMMAND_BYTES = 1_000_000
 script"""
 
 
-def render(job: Job, attachment: Attachment, site: Site, *, directives: Sequence[str], step: Sequence[str]) -> str:
+def render(
+    job: Job, attachment: Attachment, site: Site, *, directives: Sequence[str], step: Sequence[str]
+) -> str:
     """The batch script. `step`: the quoted words that start the tasks, before the engine's prefix.
 
     Raises RunnerError for a value that a script cannot contain.
@@ -36,20 +38,31 @@ def render(job: Job, attachment: Attachment, site: Site, *, directives: Sequence
 
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, **_SYNTAX)
     environment.filters.update(
-        literal=quoting.literal, directive=lambda word: quoting.directive(word, f"the sbatch flag {word[:60]!r}")
+        literal=quoting.literal,
+        directive=lambda word: quoting.directive(word, f"the sbatch flag {word[:60]!r}"),
     )
-    of_environment = (name for name in {**site.env, **job.environment.env} if name.startswith(site.inside))
-    template = jinja2.Template.from_code(environment, _compiled(environment), environment.make_globals(None))
+    of_environment = (
+        name for name in {**site.env, **job.environment.env} if name.startswith(site.inside)
+    )
+    template = jinja2.Template.from_code(
+        environment, _compiled(environment), environment.make_globals(None)
+    )
     return template.render(
         job=job,
         slurm=bool(directives),
         restarts=restart_words(job, site),
         gpus=job.nodes_held * job.resources.gpus_per_node,
         directives=tuple(directives),
-        host_setup=(*(f"module load {quoting.literal(name)}" for name in site.modules), *site.host_setup),
+        host_setup=(
+            *(f"module load {quoting.literal(name)}" for name in site.modules),
+            *site.host_setup,
+        ),
         # the prefixes of the host variables to pass to each task, the names to skip because the environment sets them
         carried=(site.inside, " ".join(of_environment)),
-        exports=[(name, quoting.live(value, f"the variable {name}")) for name, value in attachment.exports.items()],
+        exports=[
+            (name, quoting.live(value, f"the variable {name}"))
+            for name, value in attachment.exports.items()
+        ],
         inside=_inside(job, site),
         texts=_texts(job, site),
         command=_lines(step, attachment, job),
@@ -81,7 +94,9 @@ def _compiled(environment: jinja2.Environment) -> CodeType:
     trusted = True
     with suppress(OSError, EOFError, ValueError, TypeError), open(kept, "rb", opener=_open) as file:
         status, owners = os.fstat(file.fileno()), {0, os.geteuid(), path.stat().st_uid}
-        trusted = stat.S_ISREG(status.st_mode) and status.st_uid in owners and not status.st_mode & 0o022
+        trusted = (
+            stat.S_ISREG(status.st_mode) and status.st_uid in owners and not status.st_mode & 0o022
+        )
         if trusted:
             found, code = marshal.load(file)
             if found == made_of:
@@ -112,7 +127,10 @@ def restart_words(job: Job, site: Site) -> str:
     if job.keeps_nodes:
         words += [f"nodes={resources.nodes}", f"spare={resources.spare_nodes}"]
         words += [f"min_nodes={resources.min_nodes or resources.nodes}"]
-        words += [f"tasks_per_node={job.tasks_per_node}", f"processes_per_node={resources.tasks_per_node}"]
+        words += [
+            f"tasks_per_node={job.tasks_per_node}",
+            f"processes_per_node={resources.tasks_per_node}",
+        ]
     return " ".join((f"by={way}", *words))
 
 
@@ -130,7 +148,11 @@ def _inside(job: Job, site: Site) -> list[tuple[str, str]]:
     if job.save_signal:  # otherwise, payload/save.sh takes those of the trainer that the log shows
         ours["RUNNER_SAVE_SIGNAL"] = " ".join(job.save_signal)
     if job.keeps_nodes:  # place_ranks sets them for each attempt
-        ours = {name: value for name, value in ours.items() if name not in ("RUNNER_NODES", "RUNNER_WORLD_SIZE")}
+        ours = {
+            name: value
+            for name, value in ours.items()
+            if name not in ("RUNNER_NODES", "RUNNER_WORLD_SIZE")
+        }
     if site.network_gbps:
         ours["RUNNER_NETWORK_GBPS"] = str(site.network_gbps)  # for jobs/network.py
     if job.environment.image:
@@ -141,7 +163,10 @@ def _inside(job: Job, site: Site) -> list[tuple[str, str]]:
             "RUNNER_EXPECT_WITHIN": site.allreduce_within,
             "RUNNER_EXPECT_ACROSS": site.allreduce_across,
         }
-        ours |= {"RUNNER_PREFLIGHT": "yes", "RUNNER_GPUS_PER_NODE": str(job.resources.gpus_per_node)}
+        ours |= {
+            "RUNNER_PREFLIGHT": "yes",
+            "RUNNER_GPUS_PER_NODE": str(job.resources.gpus_per_node),
+        }
         ours |= {name: str(value) for name, value in promised.items() if value is not None}
     return [*{**ours, **job.env}.items()]
 
@@ -177,7 +202,11 @@ def _lines(step: Sequence[str], attachment: Attachment, job: Job) -> list[str]:
         kind = "python" if job.script.endswith(".py") else "shell"
         words = ()
     task = f'/bin/sh "$RUNNER_RUN/payload/task.sh" "$RUNNER_ATTEMPT" {job.launcher} {kind}'
-    script = [] if job.script is None else ['"$RUNNER_RUN"/code/' + quoting.literal(job.script, "the script's path")]
+    script = (
+        []
+        if job.script is None
+        else ['"$RUNNER_RUN"/code/' + quoting.literal(job.script, "the script's path")]
+    )
     user = [_word(quoting.past_srun(word)) for word in (*words, *job.arguments)]
     if sum(map(len, user)) > COMMAND_BYTES:
         raise RunnerError(

@@ -16,7 +16,9 @@ CAUSE, EXCEPTION, SYMPTOM, SUMMARY, SLOW = "cause", "exception", "symptom", "sum
 PENDING, EXIT = "pending", "exit"
 KINDS = (CAUSE, EXCEPTION, SYMPTOM, SUMMARY, SLOW, PENDING, EXIT)
 IN_LOGS = (CAUSE, SYMPTOM, SUMMARY, SLOW)
-_WRAPPED = re.compile(r"\w(?:Error|Exception|Failed): ((?:\w{1,40}\.){0,8}\w{1,60}(?:Error|Exception): .+)")
+_WRAPPED = re.compile(
+    r"\w(?:Error|Exception|Failed): ((?:\w{1,40}\.){0,8}\w{1,60}(?:Error|Exception): .+)"
+)
 _IN_ORDER = ((CAUSE,), (SYMPTOM, SUMMARY, SLOW))
 
 
@@ -87,7 +89,9 @@ class Cause:
     def for_own_script(self) -> Cause:
         """The cause with the fix for a user's own batch script. What a shell would run in ENV, its script runs."""
         return replace(
-            self, fix=self.fix_own or re.sub(r"`runner shell ENV -- ([^`]*)`", r"`\1` in the script", self.fix)
+            self,
+            fix=self.fix_own
+            or re.sub(r"`runner shell ENV -- ([^`]*)`", r"`\1` in the script", self.fix),
         )
 
     def filled(self, values: Mapping[str, str]) -> Cause:
@@ -97,7 +101,9 @@ class Cause:
         names = "|".join(map(re.escape, values))
 
         def command(found: re.Match[str]) -> str:
-            return re.sub(rf"(?<![\w$/])({names})(?!\w)", lambda name: shlex.quote(values[name[1]]), found[0])
+            return re.sub(
+                rf"(?<![\w$/])({names})(?!\w)", lambda name: shlex.quote(values[name[1]]), found[0]
+            )
 
         return replace(self, fix=re.sub(r"`[^`]*`", command, self.fix))
 
@@ -113,7 +119,11 @@ def _row(code: str, subject: str, row: dict[str, Any]) -> Cause:
 def all_causes() -> tuple[Cause, ...]:
     """Every cause, in the order of file names and rows. The first one that matches a line applies."""
     files = sorted(FOLDER.glob("*.toml"))
-    return tuple(_row(code, path.stem, row) for path in files for code, row in tomllib.loads(path.read_text()).items())
+    return tuple(
+        _row(code, path.stem, row)
+        for path in files
+        for code, row in tomllib.loads(path.read_text()).items()
+    )
 
 
 @cache
@@ -135,7 +145,10 @@ def by_state(state: str) -> Cause | None:
 def cause_of(line: str, frames: Callable[[], str] = str) -> Cause | None:
     """The first cause that matches a log line; causes are tried before symptoms and summaries, and an exception that
     the line wraps in another one before that. None if none matches."""
-    first = next((cause for kinds in _IN_ORDER for cause in of_kind(*kinds) if cause.fits(line, frames)), None)
+    first = next(
+        (cause for kinds in _IN_ORDER for cause in of_kind(*kinds) if cause.fits(line, frames)),
+        None,
+    )
     if first is None or "*" not in first.yields or (wrapped := _WRAPPED.search(line)) is None:
         return first
     inner = cause_of(wrapped[1])
@@ -174,9 +187,18 @@ function end_of_log() {
 
 def stops() -> str:
     """The text of payload/stops.awk: what a batch script must know to stop a run whose restart cannot help."""
-    chosen = sorted((cause for cause in all_causes() if cause.restart == "stop"), key=lambda cause: cause.code)
-    codes = "; ".join(
-        f'codes[{code}] = "{cause.code}"' for cause in chosen if cause.kind == EXIT for code in cause.find
+    chosen = sorted(
+        (cause for cause in all_causes() if cause.restart == "stop"), key=lambda cause: cause.code
     )
-    rules = (f'match($0, /{cause.node}/) {{ found("{cause.code}"); next }}\n' for cause in chosen if cause.node)
+    codes = "; ".join(
+        f'codes[{code}] = "{cause.code}"'
+        for cause in chosen
+        if cause.kind == EXIT
+        for code in cause.find
+    )
+    rules = (
+        f'match($0, /{cause.node}/) {{ found("{cause.code}"); next }}\n'
+        for cause in chosen
+        if cause.node
+    )
     return f"{_STOPS}BEGIN {{ {codes} }}\n{''.join(rules)}{_STOPS_END}"

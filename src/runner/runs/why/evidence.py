@@ -12,11 +12,32 @@ from pathlib import Path
 
 from runner.machine import files
 from runner.runs.why import tracebacks
-from runner.runs.why.cause import CAUSE, EXCEPTION, IN_LOGS, SYMPTOM, Cause, by_word, cause_of, of_kind
-from runner.runs.why.log import LINE_BYTES, Line, Scan, node_of, rank_of, scan, time_of, window, without_prefix
+from runner.runs.why.cause import (
+    CAUSE,
+    EXCEPTION,
+    IN_LOGS,
+    SYMPTOM,
+    Cause,
+    by_word,
+    cause_of,
+    of_kind,
+)
+from runner.runs.why.log import (
+    LINE_BYTES,
+    Line,
+    Scan,
+    node_of,
+    rank_of,
+    scan,
+    time_of,
+    window,
+    without_prefix,
+)
 from runner.runs.why.tracebacks import HEADER, Frame, Traceback
 
-OWN_MESSAGE = "runner-message"  # the row for errors of runner and its jobs, which contain a reason and a fix
+OWN_MESSAGE = (
+    "runner-message"  # the row for errors of runner and its jobs, which contain a reason and a fix
+)
 SUMMARY = "Root Cause (first observed failure)"  # torch 2.13, torch/distributed/elastic/multiprocessing/errors
 # an exception without a traceback
 _BARE = re.compile(r"^\s{0,40}(Exception|[A-Za-z_][\w.]{0,120}(?:Error|Exception))(?:: |$)")
@@ -28,7 +49,9 @@ _LAST_ERROR_LINES = 5  # NCCL's message ends with `Last error:` and a line
 _STARTER = re.compile(
     r"^(?:\s?\d{1,6}: )?(?:slurmstepd|srun|pyxis|enroot|\[(?:ERROR|WARN)\]|WARNING|FATAL)\b|^\[(?:ERROR|WARN)\]"
 )
-_PRINTS = re.compile(r"\s+(?:raise |print\(|(?:\w{1,40}\.){0,4}(?:warn|warning|error|info|debug|exception|critical)\()")
+_PRINTS = re.compile(
+    r"\s+(?:raise |print\(|(?:\w{1,40}\.){0,4}(?:warn|warning|error|info|debug|exception|critical)\()"
+)
 _HARDWARE = {"gpu-ecc", "gpu-nvlink", "gpu-xid", "gpu-lost"}  # a program may go on for a while
 _NEAR_LINES = 80  # how far from a line without a time to look for one
 _IGNORED = "Exception ignored in"  # the traceback of a finalizer, which did not end the program
@@ -113,7 +136,9 @@ def read_log(source: Source) -> Reading:
     kept = result.lines()
     blocks = _tracebacks(source.path, kept)
     handled = {line.offset for line, _, is_handled in blocks if is_handled}
-    last_traceback = max((line.offset for line, block, _ in blocks if not block.ignored), default=-1)
+    last_traceback = max(
+        (line.offset for line, block, _ in blocks if not block.ignored), default=-1
+    )
     found, explained = [], set()
     for line in kept:
         if _says_nothing(line, blocks):
@@ -146,7 +171,9 @@ def read_log(source: Source) -> Reading:
     return Reading(source, tuple(timed), result, rank, node)
 
 
-def _evidence(line: Line, cause: Cause, source: Source, result: Scan, block: Traceback | None) -> Evidence:
+def _evidence(
+    line: Line, cause: Cause, source: Source, result: Scan, block: Traceback | None
+) -> Evidence:
     rank = rank_of(line.text, source.path)
     if rank is None and block:
         rank = rank_of(block.prefix)
@@ -164,7 +191,9 @@ def _evidence(line: Line, cause: Cause, source: Source, result: Scan, block: Tra
     )
 
 
-def _is_outrun(line: Line, cause: Cause, in_traceback: bool, result: Scan, last_traceback: int) -> bool:
+def _is_outrun(
+    line: Line, cause: Cause, in_traceback: bool, result: Scan, last_traceback: int
+) -> bool:
     """Whether the program ran after a line about the start, or trained after a line that is not an exception."""
     trained = result.progress > line.progress
     if cause.phase == "start" or (cause.subject == "container" and _STARTER.match(line.text)):
@@ -177,7 +206,11 @@ def _messages(found: Sequence[Evidence]) -> list[Evidence]:
     """The same without the source code that prints or raises a message, if the message or another one follows."""
     kept = []
     for index, each in enumerate(found):
-        later = [after for after in found[index + 1 :] if (after.path, after.rank) == (each.path, each.rank)]
+        later = [
+            after
+            for after in found[index + 1 :]
+            if (after.path, after.rank) == (each.path, each.rank)
+        ]
         near = [after for after in later if after.number - each.number < _AFTER_LINES]
         said = any(after.cause.code == each.cause.code for after in near)
         if not (near and _is_source(each, near[0] if not said else None)):
@@ -188,7 +221,9 @@ def _messages(found: Sequence[Evidence]) -> list[Evidence]:
 def _is_source(each: Evidence, other: Evidence | None) -> bool:
     """Whether a line is the code that a traceback shows below a frame; if another message follows, one that prints."""
     before = window(each.path, each.offset - 2048, min(each.offset, 2048))
-    frame = len(before) > 1 and before[-1] == "" and tracebacks.is_frame(without_prefix(before[-2])[1])
+    frame = (
+        len(before) > 1 and before[-1] == "" and tracebacks.is_frame(without_prefix(before[-2])[1])
+    )
     code = without_prefix(window(each.path, each.offset, LINE_BYTES)[0])[1]
     if not code.startswith((" ", "\t")) or not (frame or code.lstrip().startswith("raise ")):
         return False
@@ -202,11 +237,18 @@ def _with_reason(each: Evidence) -> Evidence:
         for index, line in enumerate(lines[:-1]):
             if without_prefix(line)[1].strip() == "Last error:" and lines[index + 1].strip():
                 text = lines[index + 1].strip()
-                return replace(each, cause=cause_of(text) or each.cause, number=each.number + index + 1, text=text)
+                return replace(
+                    each,
+                    cause=cause_of(text) or each.cause,
+                    number=each.number + index + 1,
+                    text=text,
+                )
     if each.cause.code == "enroot-hook" and each.offset:
         above = window(each.path, each.offset - 2048, min(each.offset, 2048))[-2:-1]
         if above and "[ERROR]" in above[0]:
-            cause = each.cause.filled(each.cause.placeholders(each.text))  # the hook's name is not in the line above
+            cause = each.cause.filled(
+                each.cause.placeholders(each.text)
+            )  # the hook's name is not in the line above
             return replace(each, cause=cause, number=each.number - 1, text=above[0].strip())
     return each
 
@@ -222,7 +264,9 @@ def _says_nothing(line: Line, blocks: Sequence[tuple[Line, Traceback, bool]]) ->
 
 def _frames_above(line: Line) -> str:
     """The frames of the traceback above a line, as text; the header may be missing, and ranks may be mixed."""
-    text = "\n".join(window(line.path, line.offset - _FRAMES_BYTES, min(_FRAMES_BYTES, line.offset)))
+    text = "\n".join(
+        window(line.path, line.offset - _FRAMES_BYTES, min(_FRAMES_BYTES, line.offset))
+    )
     frames = text[text.rfind(HEADER) + 1 :].splitlines()[-_NEAR_LINES:]
     return "\n".join(frame for frame in frames if without_prefix(frame)[1].strip(" ^~"))
 
@@ -230,7 +274,9 @@ def _frames_above(line: Line) -> str:
 def _bare_exception(line: Line, blocks: Sequence[tuple[Line, Traceback, bool]]) -> Cause | None:
     """The cause for an exception whose traceback is missing or incomplete in the log."""
     found = _BARE.match(without_prefix(line.text)[1])
-    if found is None or any(0 <= line.number - header.number <= block.last for header, block, _ in blocks):
+    if found is None or any(
+        0 <= line.number - header.number <= block.last for header, block, _ in blocks
+    ):
         return None
     return _by_class(found[1])
 
@@ -252,7 +298,9 @@ def _own_message(because: Line, cause: Cause, source: Source, result: Scan) -> l
     return [_evidence(what, replace(cause, explanation=why, fix=fix), source, result, None)]
 
 
-def _origin(header: Line, block: Traceback, blocks: Sequence[tuple[Line, Traceback, bool]]) -> tuple[Line, Traceback]:
+def _origin(
+    header: Line, block: Traceback, blocks: Sequence[tuple[Line, Traceback, bool]]
+) -> tuple[Line, Traceback]:
     """The traceback, or, if its class says nothing, the one that caused it directly and whose class says more."""
     unknown = by_word(EXCEPTION, "*")
     if _by_class(block.exception) != unknown:
@@ -268,7 +316,11 @@ def _unknown(header: Line, block: Traceback, source: Source, result: Scan) -> Ev
     """The evidence for a traceback that matches no cause except by the class of its exception."""
     cause = _by_class(block.exception)
     assert cause is not None  # the table has a row that matches every exception
-    text = f"{block.prefix}{block.exception}: {block.message}" if block.message else f"{block.prefix}{block.exception}"
+    text = (
+        f"{block.prefix}{block.exception}: {block.message}"
+        if block.message
+        else f"{block.prefix}{block.exception}"
+    )
     line = replace(header, number=header.number + block.last, text=text)
     return _evidence(line, cause, source, result, block)
 
@@ -306,7 +358,9 @@ def _with_users_frame(lines: Sequence[str], block: Traceback, next_at: int | Non
     return block
 
 
-def _block_of(line: Line, blocks: Sequence[tuple[Line, Traceback, bool]]) -> tuple[Line, Traceback] | None:
+def _block_of(
+    line: Line, blocks: Sequence[tuple[Line, Traceback, bool]]
+) -> tuple[Line, Traceback] | None:
     """The traceback to whose exception a line belongs."""
     for header, block, _ in reversed(blocks):
         after = line.number - header.number - block.last
@@ -346,16 +400,43 @@ def _near(each: Evidence, year: int) -> datetime | None:
     return next((found for line in reversed(before) if (found := time_of(line, year))), None)
 
 
-_WORDS = (b"rror", b"ERR", b"FATAL", b"atal", b"ailed", b"AILED", b"annot", b"denied", b"illed", b"bort", b"o such",
-          b"panic", b"xception", b"nable to", b"ot found", b"imed out", b": line ")  # fmt: skip
+_WORDS = (
+    b"rror",
+    b"ERR",
+    b"FATAL",
+    b"atal",
+    b"ailed",
+    b"AILED",
+    b"annot",
+    b"denied",
+    b"illed",
+    b"bort",
+    b"o such",
+    b"panic",
+    b"xception",
+    b"nable to",
+    b"ot found",
+    b"imed out",
+    b": line ",
+)
 _WEIGHTS = (
     (re.compile(r"(?i)\b(fatal|panic|abort(ed|ing)?|killed|core dumped)\b"), 4),
     (re.compile(r"^(\[rank ?\d+\]: ?|\d+: )?[\w.]{1,120}(Error|Exception)\b"), 4),
     (re.compile(r"\bNCCL WARN\b"), 4),
-    (re.compile(r"(?i)\b(error|exception|failed|failure|cannot|denied|unable|timed out|no such|not found)\b"), 2),
+    (
+        re.compile(
+            r"(?i)\b(error|exception|failed|failure|cannot|denied|unable|timed out|no such|not found)\b"
+        ),
+        2,
+    ),
     (re.compile(r"^\S{1,400}: line \d{1,6}: "), 3),  # a shell
     (re.compile(r"(?i)\b(warn(ing)?|deprecat|info|debug|retry)"), -2),
-    (re.compile(r"(?i)\b(0 errors?|no errors?|errors?[=:] ?0|failed[=:] ?0|0 failed|ignor|fall(ing)? back)\b"), -6),
+    (
+        re.compile(
+            r"(?i)\b(0 errors?|no errors?|errors?[=:] ?0|failed[=:] ?0|0 failed|ignor|fall(ing)? back)\b"
+        ),
+        -6,
+    ),
 )
 UNKNOWN = Cause("unknown", "", "", "", "")
 _LAUNCHER = re.compile(  # messages that torchrun and its launchers print for any failure
@@ -377,7 +458,9 @@ def telling_lines(sources: Sequence[Source]) -> tuple[Evidence, ...]:
         for line in found.lines():
             shape = re.sub(r"\d+", "0", line.text.strip())[:200]
             weight = sum(value for pattern, value in _WEIGHTS if pattern.search(line.text))
-            silent = line.text.startswith(_OWN) or _LAUNCHER.search(line.text) or cause_of(line.text)
+            silent = (
+                line.text.startswith(_OWN) or _LAUNCHER.search(line.text) or cause_of(line.text)
+            )
             if weight > 0 and shape not in seen and not silent and not found.survived(line):
                 seen.add(shape)
                 short = replace(line, text=line.text.strip()[:400])

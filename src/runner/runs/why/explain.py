@@ -15,7 +15,18 @@ from runner.runs.run import Run
 from runner.runs.schedulers.scheduler import scheduler_of
 from runner.runs.schedulers.slurm_commands import SUBMIT
 from runner.runs.why import evidence
-from runner.runs.why.cause import CAUSE, EXCEPTION, EXIT, PENDING, SLOW, SUMMARY, SYMPTOM, Cause, by_state, by_word
+from runner.runs.why.cause import (
+    CAUSE,
+    EXCEPTION,
+    EXIT,
+    PENDING,
+    SLOW,
+    SUMMARY,
+    SYMPTOM,
+    Cause,
+    by_state,
+    by_word,
+)
 from runner.runs.why.evidence import Evidence, Reading, Source, read_log
 
 # states that explain more than an exception in the log, which may be a consequence
@@ -63,13 +74,19 @@ def explain_run(run: Run) -> Answer:
     stuck = speed is not None and speed.stuck
     if now.active and not stuck:
         broke = verdict.first is not None and verdict.first.cause.kind != SYMPTOM
-        answer = _from_logs(answer, verdict.first, verdict, readings) if broke else replace(answer, fine=True)
+        answer = (
+            _from_logs(answer, verdict.first, verdict, readings)
+            if broke
+            else replace(answer, fine=True)
+        )
         return _filled(answer, run)
     if now.state == "CANCELLED":
         return _filled(_cancelled(answer, verdict, readings, now), run)
     answer = _first_failure(_weigh(answer, verdict, readings, now), run)
     if answer.cause is None and speed is not None and speed.stuck:
-        answer = replace(answer, cause=by_word(EXIT, "stuck"), evidence="metrics.jsonl", line=speed.note)
+        answer = replace(
+            answer, cause=by_word(EXIT, "stuck"), evidence="metrics.jsonl", line=speed.note
+        )
     answer = _with_lines(_by_exit_code(answer, now, run), verdict, readings)
     if answer.cause is None:
         answer = replace(answer, hint=f"`runner logs {run.name}` prints the whole output")
@@ -102,7 +119,12 @@ def _filled(answer: Answer, run: Run | None = None) -> Answer:
     if run is not None and (run.folder / SUBMIT).is_file():
         cause = cause.for_own_script()
     if run is not None:
-        known = {"RUN": run.name, "RUN_FOLDER": str(run.folder), "ENV": run.environment, "ID": run.job_id}
+        known = {
+            "RUN": run.name,
+            "RUN_FOLDER": str(run.folder),
+            "ENV": run.environment,
+            "ID": run.job_id,
+        }
         values |= {name: value for name, value in known.items() if value}
     return replace(answer, cause=cause.filled(values))
 
@@ -120,7 +142,9 @@ def _waiting(answer: Answer, now: status.RunStatus) -> Answer:
     return replace(answer, cause=cause, evidence="squeue", line=f"Reason={now.reason or 'None'}")
 
 
-def _cancelled(answer: Answer, verdict: Verdict, readings: Sequence[Reading], now: status.RunStatus) -> Answer:
+def _cancelled(
+    answer: Answer, verdict: Verdict, readings: Sequence[Reading], now: status.RunStatus
+) -> Answer:
     """Explain a cancelled run: the cancellation is the cause. An earlier error in the logs becomes a note."""
     if now.reason.startswith("not started"):
         never = by_word(PENDING, "DependencyNeverSatisfied")
@@ -128,21 +152,31 @@ def _cancelled(answer: Answer, verdict: Verdict, readings: Sequence[Reading], no
     told = by_state(now.state)
     lines = [each for reading in readings for each in reading.evidence if each.cause == told]
     first = verdict.first if verdict.first and verdict.first.cause != told else None
-    if first is not None and first.cause.kind == CAUSE and not (lines and lines[0].order < first.order):
+    if (
+        first is not None
+        and first.cause.kind == CAUSE
+        and not (lines and lines[0].order < first.order)
+    ):
         note = f"before that, {first.place} shows {first.cause.code}: {first.cause.says}"
         answer = replace(answer, notes=(*answer.notes, note))
     followed = tuple(each for each in _all(verdict) if each[0].cause != told)
     answer = replace(answer, cause=told, followed=followed)
     if lines:
-        return replace(answer, evidence=lines[0].place, line=lines[0].text, first=lines[0], node=lines[0].node)
-    return replace(answer, evidence=scheduler_of(now.run.scheduler).STATE_SOURCE, line=_state_line(now))
+        return replace(
+            answer, evidence=lines[0].place, line=lines[0].text, first=lines[0], node=lines[0].node
+        )
+    return replace(
+        answer, evidence=scheduler_of(now.run.scheduler).STATE_SOURCE, line=_state_line(now)
+    )
 
 
 def _state_line(now: status.RunStatus) -> str:
     return f"JobState={now.state}{f' Reason={now.reason}' if now.reason else ''}"
 
 
-def _weigh(answer: Answer, verdict: Verdict, readings: Sequence[Reading], now: status.RunStatus) -> Answer:
+def _weigh(
+    answer: Answer, verdict: Verdict, readings: Sequence[Reading], now: status.RunStatus
+) -> Answer:
     """The cause from the logs, or from Slurm's state if that explains more."""
     told = by_state(now.state)
     first = verdict.first
@@ -151,10 +185,17 @@ def _weigh(answer: Answer, verdict: Verdict, readings: Sequence[Reading], now: s
         or (told is not None and told.code in first.cause.yields)
     )
     if told is not None and (first is None or first.cause.kind == SYMPTOM or stronger):
-        found = next((each for reading in readings for each in reading.evidence if each.cause == told), None)
+        found = next(
+            (each for reading in readings for each in reading.evidence if each.cause == told), None
+        )
         if found is None:
             return replace(
-                answer, cause=told, evidence="Slurm", line=_state_line(now), node=now.nodes, followed=_all(verdict)
+                answer,
+                cause=told,
+                evidence="Slurm",
+                line=_state_line(now),
+                node=now.nodes,
+                followed=_all(verdict),
             )
         first = found
     return _from_logs(answer, first, verdict, readings)
@@ -164,17 +205,28 @@ def _all(verdict: Verdict) -> tuple[tuple[Evidence, int], ...]:
     return ((verdict.first, 1), *verdict.followed) if verdict.first else verdict.followed
 
 
-def _from_logs(answer: Answer, first: Evidence | None, verdict: Verdict, readings: Sequence[Reading]) -> Answer:
+def _from_logs(
+    answer: Answer, first: Evidence | None, verdict: Verdict, readings: Sequence[Reading]
+) -> Answer:
     if first is None:
         return answer
     rank, node = first.rank, first.node
     for reading in readings:
-        if reading.first_rank is not None and (rank is None or first.cause.kind in (SYMPTOM, SUMMARY)):
+        if reading.first_rank is not None and (
+            rank is None or first.cause.kind in (SYMPTOM, SUMMARY)
+        ):
             rank, node = reading.first_rank, node or reading.first_node
     return replace(
-        answer, cause=first.cause, evidence=first.place, line=first.text, first=first, rank=rank, node=node,
-        followed=tuple(each for each in _all(verdict) if each[0].cause.code != first.cause.code), slow=verdict.slow,
-    )  # fmt: skip
+        answer,
+        cause=first.cause,
+        evidence=first.place,
+        line=first.text,
+        first=first,
+        rank=rank,
+        node=node,
+        followed=tuple(each for each in _all(verdict) if each[0].cause.code != first.cause.code),
+        slow=verdict.slow,
+    )
 
 
 def _first_failure(answer: Answer, run: Run) -> Answer:
@@ -194,7 +246,9 @@ def _by_exit_code(answer: Answer, now: status.RunStatus, run: Run) -> Answer:
     newest = run.newest
     place = str(newest.folder / "exit_code") if newest else "Slurm"
     rank = newest.first_failure.rank if newest and newest.first_failure else None
-    return replace(answer, cause=cause, evidence=place, line=f"exit code {code}", first=None, rank=rank)
+    return replace(
+        answer, cause=cause, evidence=place, line=f"exit code {code}", first=None, rank=rank
+    )
 
 
 def _noted(answer: Answer, readings: Sequence[Reading], speed: Pace | None) -> Answer:
@@ -203,7 +257,9 @@ def _noted(answer: Answer, readings: Sequence[Reading], speed: Pace | None) -> A
         if reading.scan.trouble:
             notes.append(f"cannot read {reading.source.path}: {reading.scan.trouble}")
         if reading.scan.skipped_bytes:
-            notes.append(f"{reading.source.path}: {reading.scan.skipped_bytes >> 20} MiB in the middle were not read")
+            notes.append(
+                f"{reading.source.path}: {reading.scan.skipped_bytes >> 20} MiB in the middle were not read"
+            )
     return replace(answer, notes=tuple(notes))
 
 
@@ -217,23 +273,55 @@ def sources(run: Run) -> tuple[Source, ...]:
     found = [Source(run.log, marks[-1][1] if marks else 0)] if run.log.is_file() else []
     logs = newest.logs(run.processes_per_node) if newest else ()
     # the preflight's messages are in job.log too
-    found += [Source(log.path, rank=log.rank) for log in logs if not log.path.name.startswith("preflight-")]
+    found += [
+        Source(log.path, rank=log.rank)
+        for log in logs
+        if not log.path.name.startswith("preflight-")
+    ]
     return tuple(each for each in found if each.path.stat().st_size)
 
 
-_BEFORE_LINES, _AFTER_LINES = 60, 12  # libraries often print the reason a few lines before or after the exception
-_WAITED = {"nccl-timeout", "hang"}  # what a rank says after minutes: the failure that it waited for is older
+_BEFORE_LINES, _AFTER_LINES = (
+    60,
+    12,
+)  # libraries often print the reason a few lines before or after the exception
+_WAITED = {
+    "nccl-timeout",
+    "hang",
+}  # what a rank says after minutes: the failure that it waited for is older
 _ENDED = {"cancelled"}  # what follows is how the programs ended
 _LEFT = {"peer-closed", "nccl-remote-error"}  # what a rank says when another one has died
 _TOLD = {"told-to-end"}  # what a rank says when others end it
-_ALSO_LATER = {"gpu", "slurm", "restart"}  # subjects of messages that may come minutes after the fault
-_DEATHS = {"killed-rank", "segmentation-fault", "illegal-instruction", "mpi-daemons"}  # others report them
-_NO_START = {"rendezvous-timeout", "gloo-connect", "nccl-connect"}  # what the others say if a node did not start
-_NO_TOOLS = {"module-missing", "library-missing", "undefined-symbol", "glibc", "program-missing", "compiler-missing"}
+_ALSO_LATER = {
+    "gpu",
+    "slurm",
+    "restart",
+}  # subjects of messages that may come minutes after the fault
+_DEATHS = {
+    "killed-rank",
+    "segmentation-fault",
+    "illegal-instruction",
+    "mpi-daemons",
+}  # others report them
+_NO_START = {
+    "rendezvous-timeout",
+    "gloo-connect",
+    "nccl-connect",
+}  # what the others say if a node did not start
+_NO_TOOLS = {
+    "module-missing",
+    "library-missing",
+    "undefined-symbol",
+    "glibc",
+    "program-missing",
+    "compiler-missing",
+}
 _NO_FILES = {"file-missing", "script-missing", "data-missing", "shell-file-missing", "edf-missing"}
 # after these, the shell goes on without some tools or in another folder: what it lacks then is a consequence
-_SHELL = {**dict.fromkeys(("module-command", "shell-file-missing", "conda"), _NO_TOOLS),
-          "shell-folder-missing": _NO_TOOLS | _NO_FILES}  # fmt: skip
+_SHELL = {
+    **dict.fromkeys(("module-command", "shell-file-missing", "conda"), _NO_TOOLS),
+    "shell-folder-missing": _NO_TOOLS | _NO_FILES,
+}
 
 
 @dataclass(frozen=True)
@@ -251,7 +339,9 @@ class Verdict:
 
 def judge(readings: Sequence[Reading]) -> Verdict:
     """The verdict over all logs of an attempt."""
-    everything = sorted((each for reading in readings for each in reading.evidence), key=lambda each: each.order)
+    everything = sorted(
+        (each for reading in readings for each in reading.evidence), key=lambda each: each.order
+    )
     fatal = [each for each in everything if not each.survived]
     broken = [each for each in fatal if each.cause.kind in (CAUSE, EXCEPTION)]
     symptoms = [each for each in fatal if each.cause.kind == SYMPTOM]
@@ -302,7 +392,9 @@ def _is_after(each: Evidence, other: Evidence) -> bool:
 def _of_first_rank(errors: Sequence[Evidence], readings: Sequence[Reading]) -> Evidence:
     """The first error. If no time tells the order, of those in the same log, that of the rank that torchrun names."""
     first = errors[0]
-    named = next((reading.first_rank for reading in readings if reading.source.path == first.path), None)
+    named = next(
+        (reading.first_rank for reading in readings if reading.source.path == first.path), None
+    )
     if first.time or first.rank is None or named is None or named == first.rank:
         return first
     return next((each for each in errors if (each.path, each.rank) == (first.path, named)), first)
@@ -312,29 +404,48 @@ def _reason(first: Evidence, broken: Sequence[Evidence]) -> Evidence:
     """The evidence that explains the first: a cause that it yields to, or, for an exception that is known only by its
     class, or a missing module or file that the program handled, a cause that the same rank printed close to it."""
     passed = {first.cause.code}
-    while found := next((e for e in broken if e.cause.code in first.cause.yields and e.cause.code not in passed), None):
+    while found := next(
+        (e for e in broken if e.cause.code in first.cause.yields and e.cause.code not in passed),
+        None,
+    ):
         first = found
         passed.add(first.cause.code)
-    tried = first.handled and first.cause.subject == _PYTHON  # an import, a file that was only tried
+    tried = (
+        first.handled and first.cause.subject == _PYTHON
+    )  # an import, a file that was only tried
     wraps = "*" in first.cause.yields
     if first.cause.kind != EXCEPTION and not tried and not wraps:
         return first
-    nearest = sorted(broken, key=lambda each: (each.number < first.number, abs(each.number - first.number)))
+    nearest = sorted(
+        broken, key=lambda each: (each.number < first.number, abs(each.number - first.number))
+    )
     for each in nearest if wraps else broken:
         if (
             each.outrun
             or each.cause.code in passed
-            or (tried and (each.handled or each.cause.subject in _NO_REASONS or each.order < first.order))
+            or (
+                tried
+                and (each.handled or each.cause.subject in _NO_REASONS or each.order < first.order)
+            )
         ):
             continue
         after = each.number - first.number
-        near = each.path == first.path and -_BEFORE_LINES <= after <= (_BEFORE_LINES if tried else _AFTER_LINES)
-        if each.cause.kind == CAUSE and near and not each.doubtful and each.rank in (first.rank, None):
+        near = each.path == first.path and -_BEFORE_LINES <= after <= (
+            _BEFORE_LINES if tried else _AFTER_LINES
+        )
+        if (
+            each.cause.kind == CAUSE
+            and near
+            and not each.doubtful
+            and each.rank in (first.rank, None)
+        ):
             return each
     return first
 
 
-def _followed(first: Evidence | None, others: Sequence[Evidence]) -> tuple[tuple[Evidence, int], ...]:
+def _followed(
+    first: Evidence | None, others: Sequence[Evidence]
+) -> tuple[tuple[Evidence, int], ...]:
     counted: dict[str, tuple[Evidence, int]] = {}
     for each in others:
         if first is not None and each.cause.code == first.cause.code:

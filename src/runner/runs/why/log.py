@@ -22,10 +22,14 @@ HEAD_BYTES = 64 << 20
 TAIL_BYTES = 192 << 20
 LINE_BYTES = 4096  # of a longer line, only this much around the word is matched, to bound the time that a pattern takes
 FIRST, LAST = 24, 8  # lines to keep per word and file, because some ranks repeat their messages
-SURVIVED = 20  # with this many signs of progress after a line, the program survived what the line reports
+SURVIVED = (
+    20  # with this many signs of progress after a line, the program survived what the line reports
+)
 
 # signs of training progress in the output of transformers, Megatron, tqdm and our own scripts
-_PROGRESS = tuple(re.compile(text) for text in (rb"loss['\"]?[:= ]{1,3}-?\d", rb"it/s[\],]", rb"s/it[\],]"))
+_PROGRESS = tuple(
+    re.compile(text) for text in (rb"loss['\"]?[:= ]{1,3}-?\d", rb"it/s[\],]", rb"s/it[\],]")
+)
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]")
 
 
@@ -59,7 +63,9 @@ class Scan:
 
     def lines(self) -> tuple[Line, ...]:
         """The kept lines, each once, in order."""
-        kept = {line.offset: line for first, last in self.found.values() for line in (*first, *last)}
+        kept = {
+            line.offset: line for first, last in self.found.values() for line in (*first, *last)
+        }
         return tuple(kept[offset] for offset in sorted(kept))
 
     def survived(self, line: Line) -> bool:
@@ -86,7 +92,9 @@ def scan(path: Path, words: tuple[bytes, ...], start: int = 0) -> Scan:
     return result
 
 
-def _sift_all(file: BinaryIO, start: int, stop: int, number: int, sieve: Sieve, result: Scan) -> int:
+def _sift_all(
+    file: BinaryIO, start: int, stop: int, number: int, sieve: Sieve, result: Scan
+) -> int:
     for offset, piece in _pieces(file, start, stop):
         _sift(piece, offset, number, sieve.words_in(piece), result)
         number += piece.count(b"\n")
@@ -135,7 +143,9 @@ def _sift(piece: bytes, offset: int, number: int, words: Iterable[bytes], result
         begin = text.rfind(b"\n", 0, place) + 1
         before = result.progress + bisect_left(marks, place)
         newlines = piece.count(b"\n", 0, begin)
-        return Line(result.path, number + newlines, offset + begin, _text(text, begin, place), before)
+        return Line(
+            result.path, number + newlines, offset + begin, _text(text, begin, place), before
+        )
 
     for word in words:
         place = text.find(word)
@@ -186,10 +196,14 @@ def window(path: Path, offset: int, size_bytes: int) -> list[str]:
 
 _MOST = 100_000  # the number of line shapes to remember
 _LONGEST = 512  # the longest line shape to remember, in bytes
-LONG_LINE_BYTES = 256 << 10  # of a longer line, only the first and the last half of this length are searched
+LONG_LINE_BYTES = (
+    256 << 10
+)  # of a longer line, only the first and the last half of this length are searched
 _NUMBERS = b"0123456789"
 _LINE_ENDS = bytes.maketrans(b"\r", b"\n")
-_LETTERS = bytes(code if chr(code).isalpha() and code < 128 else 32 for code in range(256))  # all others: a blank
+_LETTERS = bytes(
+    code if chr(code).isalpha() and code < 128 else 32 for code in range(256)
+)  # all others: a blank
 
 
 class Sieve:
@@ -201,7 +215,9 @@ class Sieve:
             self._words.setdefault(word.translate(None, _NUMBERS), []).append(word)
         self._by_longest: dict[bytes, list[bytes]] = {}
         for word in self._words:
-            self._by_longest.setdefault(max(word.translate(_LETTERS).split(), key=len, default=b""), []).append(word)
+            self._by_longest.setdefault(
+                max(word.translate(_LETTERS).split(), key=len, default=b""), []
+            ).append(word)
         self._known: dict[bytes, tuple[bytes, ...]] = {}
 
     def words_in(self, piece: bytes) -> tuple[bytes, ...]:
@@ -245,14 +261,18 @@ _NODE = re.compile(
     r"\bsrun: error: ([A-Za-z][\w.-]{0,63}): task|\bON ([A-Za-z][\w.-]{0,63}) CANCELLED|^\s*host\s*: (\S{1,64})"
 )
 _ISO = re.compile(r"(\d{4})-(\d\d)-(\d\d)[T_ ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
-_GLOG = re.compile(r"\b[EWIF](\d\d?)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?")  # torch writes no leading zero
+_GLOG = re.compile(
+    r"\b[EWIF](\d\d?)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?"
+)  # torch writes no leading zero
 _RAY = r"\([\w.:<>]{1,80} pid=\d{1,9}(?:, ip=[\w.:]{1,60})?\) ?"  # `(WorkerDict pid=4711, ip=10.0.0.1) `
 # of each line of a traceback too: the host (pdsh, DeepSpeed), mpirun's `[1,3]<stderr>:`, a bare `[3]:`
 _HOST = (
     r"(?:[a-z][a-z-]{0,30}\d[\w.-]{0,40}|\d{1,3}(?:\.\d{1,3}){3}): "
     r"(?=\s{2}|\[rank|Traceback|[\w.]{1,80}(?:Error|Exception)\b)"
 )
-_TAGS = r"\[(?:rank ?\d{1,6}|default\d{1,4})\]:? ?|\[\d{1,4}\]:|\[\d{1,4},\d{1,6}\]<std(?:err|out)>:"
+_TAGS = (
+    r"\[(?:rank ?\d{1,6}|default\d{1,4})\]:? ?|\[\d{1,4}\]:|\[\d{1,4},\d{1,6}\]<std(?:err|out)>:"
+)
 _PREFIX = re.compile(rf"^(?:\s?\d{{1,6}}: |{_TAGS}|{_RAY}|{_HOST})+")
 # what a collector of logs, or vLLM's logger, puts before each line
 _STAMP = re.compile(
@@ -288,7 +308,9 @@ def time_of(text: str, year: int) -> datetime | None:
     *parts, fraction = numbers
     try:
         year, month, day, hour, minute, second = map(int, parts)
-        return datetime(year, month, day, hour, minute, second, int((fraction or "0")[:6].ljust(6, "0")))
+        return datetime(
+            year, month, day, hour, minute, second, int((fraction or "0")[:6].ljust(6, "0"))
+        )
     except ValueError:
         return None
 

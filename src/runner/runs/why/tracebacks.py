@@ -10,13 +10,17 @@ from runner.runs.why.log import without_prefix
 
 HEADER = "Traceback (most recent call last)"
 _FRAME = re.compile(r'^\s*File "([^"]{1,1024})", line (\d{1,9})(?:, in (.{1,200}))?')
-_BOXED = re.compile(r"^│ (/[^:]{1,1024}):(\d{1,9}) in (\S{1,200})")  # rich draws a box around its frames
+_BOXED = re.compile(
+    r"^│ (/[^:]{1,1024}):(\d{1,9}) in (\S{1,200})"
+)  # rich draws a box around its frames
 _BOX = ("│", "╭", "╰")
 _EXCEPTION = re.compile(
     r"^([A-Za-z_][\w.]{0,120}?(?:Error|Exception|Exit|Interrupt|Warning|Timeout|Failure|[A-Z]\w*))(?::\s?(.*))?$"
 )
 _CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
-_FOREIGN = re.compile(r"site-packages|dist-packages|/lib(?:64)?/python\d|^<|^/usr/lib|/bin/\w{1,40}$")
+_FOREIGN = re.compile(
+    r"site-packages|dist-packages|/lib(?:64)?/python\d|^<|^/usr/lib|/bin/\w{1,40}$"
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,9 @@ class Traceback:
     @property
     def frame(self) -> Frame | None:
         """The innermost frame of the user's code; None if all frames are in installed packages or Python itself."""
-        return next((frame for frame in reversed(self.frames) if not _FOREIGN.search(frame.file)), None)
+        return next(
+            (frame for frame in reversed(self.frames) if not _FOREIGN.search(frame.file)), None
+        )
 
 
 def read(lines: Sequence[str], start: int) -> Traceback | None:
@@ -67,9 +73,13 @@ def read(lines: Sequence[str], start: int) -> Traceback | None:
             frames.append(Frame(found[1], int(found[2]), found[3] or ""))
         elif text.startswith((" ", "\t", *_BOX)) or not text:
             if frames and not frames[-1].code and text.strip(" ^~") and not text.startswith(_BOX):
-                frames[-1] = Frame(frames[-1].file, frames[-1].line, frames[-1].function, text.strip()[:200])
+                frames[-1] = Frame(
+                    frames[-1].file, frames[-1].line, frames[-1].function, text.strip()[:200]
+                )
         elif ending := _EXCEPTION.match(text):
-            return Traceback(start, index, ending[1], (ending[2] or "").strip(), tuple(frames), prefix)
+            return Traceback(
+                start, index, ending[1], (ending[2] or "").strip(), tuple(frames), prefix
+            )
         elif frames:
             return None  # incomplete, or mixed with lines of another process that cannot be distinguished
     return None

@@ -50,7 +50,9 @@ def find_login(registry: str, repository: str, user: str, environ: Mapping[str, 
     for place, found in _candidates(registry, repository, user, environ):
         if isinstance(found, Login) and user in ("", found.user):
             return Search(found, (*looked, place))
-        looked.append(f"{place} ({found if isinstance(found, str) else 'has a login for another user'})")
+        looked.append(
+            f"{place} ({found if isinstance(found, str) else 'has a login for another user'})"
+        )
     if user:
         raise RunnerError(
             f"no password found for user {user!r} at {registry}",
@@ -87,7 +89,9 @@ def _config_home(environ: Mapping[str, str]) -> Path:
 
 def enroot_file(environ: Mapping[str, str]) -> Path:
     """enroot's file of credentials. Source: enroot 4.1.2, enroot.in."""
-    return Path(environ.get("ENROOT_CONFIG_PATH") or _config_home(environ) / "enroot") / ".credentials"
+    return (
+        Path(environ.get("ENROOT_CONFIG_PATH") or _config_home(environ) / "enroot") / ".credentials"
+    )
 
 
 def auth_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
@@ -108,7 +112,9 @@ def _read(path: Path) -> str | None:
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise RunnerError(
-            f"cannot read the logins in {path}", str(error), "check the file's content and permissions"
+            f"cannot read the logins in {path}",
+            str(error),
+            "check the file's content and permissions",
         ) from error
 
 
@@ -125,8 +131,14 @@ def _from_enroot(path: Path, registry: str, user: str, environ: Mapping[str, str
     lines = [fields for fields in map(_netrc_fields, text.splitlines()) if fields]
     for machine in machines:
         for fields in lines:
-            if fields.get("machine") == machine and user in ("", fields.get("login", "")) and "password" in fields:
-                password = expand(fields["password"], environ, f"the password of machine {machine} in {path}")
+            if (
+                fields.get("machine") == machine
+                and user in ("", fields.get("login", ""))
+                and "password" in fields
+            ):
+                password = expand(
+                    fields["password"], environ, f"the password of machine {machine} in {path}"
+                )
                 return Login(fields.get("login", ""), password, str(path))
     return f"has no line for {without_port(registry)}"
 
@@ -145,7 +157,10 @@ def _netrc_fields(line: str) -> dict[str, str]:
     head, _, password = line.partition(" password ")
     fields = dict(zip(found[::2], found[1::2], strict=False))
     if password.lstrip().startswith(("$(", "`")):
-        fields = {**dict(zip(head.split()[::2], head.split()[1::2], strict=False)), "password": password.strip()}
+        fields = {
+            **dict(zip(head.split()[::2], head.split()[1::2], strict=False)),
+            "password": password.strip(),
+        }
     return {key: value for key, value in fields.items() if key in ("machine", "login", "password")}
 
 
@@ -164,7 +179,11 @@ def expand(password: str, environ: Mapping[str, str], what: str) -> str:
     def value(found: re.Match[str]) -> str:
         name = found[1] or found[2]
         if name not in environ:
-            raise RunnerError(f"{what} is ${{{name}}}", f"{name} is not set in the environment", f"export {name}=...")
+            raise RunnerError(
+                f"{what} is ${{{name}}}",
+                f"{name} is not set in the environment",
+                f"export {name}=...",
+            )
         return environ[name]
 
     return re.sub(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}|^\$([A-Za-z_][A-Za-z0-9_]*)$", value, password)
@@ -198,7 +217,9 @@ def _parsed(path: Path, text: str) -> dict[str, Any]:
     try:
         settings = json.loads(text or "{}")
     except (ValueError, RecursionError) as error:
-        raise RunnerError(f"cannot read the logins in {path}", f"not valid JSON: {error}", "fix the file") from error
+        raise RunnerError(
+            f"cannot read the logins in {path}", f"not valid JSON: {error}", "fix the file"
+        ) from error
     return settings if isinstance(settings, dict) else {}
 
 
@@ -209,7 +230,9 @@ def auth_keys(registry: str, repository: str) -> tuple[str, ...]:
     """
     parts = repository.split("/")
     hosts = HUB_NAMES if registry == DOCKER_HUB else (registry,)
-    return tuple("/".join((host, *parts[:count])) for count in range(len(parts), -1, -1) for host in hosts)
+    return tuple(
+        "/".join((host, *parts[:count])) for count in range(len(parts), -1, -1) for host in hosts
+    )
 
 
 def _normalised(table: object) -> dict[str, Any]:
@@ -226,12 +249,16 @@ def _from_entry(entry: object, key: str, path: Path) -> Login | None:
     user, password = entry.get("username") or "", entry.get("password") or ""
     if entry.get("auth"):
         try:
-            user, colon, password = base64.b64decode(str(entry["auth"]), validate=True).decode().partition(":")
+            user, colon, password = (
+                base64.b64decode(str(entry["auth"]), validate=True).decode().partition(":")
+            )
         except (binascii.Error, UnicodeDecodeError):
             colon = ""
         if not colon:
             raise RunnerError(
-                f"cannot read the login of {key} in {path}", "`auth` is not base64 of USER:PASSWORD", "log in again"
+                f"cannot read the login of {key} in {path}",
+                "`auth` is not base64 of USER:PASSWORD",
+                "log in again",
             )
         password = password.rstrip("\0")  # docker pads it
     if not ((user and password) or token):
@@ -247,7 +274,13 @@ def _from_helper(name: str, registry: str, environ: Mapping[str, str]) -> Login 
     if process.which(program) is None:
         return "is not on PATH"
     server = HUB_SERVER if registry == DOCKER_HUB else registry
-    done = process.run((program, "get"), env=environ, text_input=server, check=False, timeout_seconds=HELPER_SECONDS)
+    done = process.run(
+        (program, "get"),
+        env=environ,
+        text_input=server,
+        check=False,
+        timeout_seconds=HELPER_SECONDS,
+    )
     if done.exit_code != 0:
         output = (done.stdout or done.stderr).strip().splitlines()
         return output[0][:200] if output else f"exit code {done.exit_code}"

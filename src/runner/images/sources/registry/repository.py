@@ -9,11 +9,27 @@ from dataclasses import replace
 from runner.errors import RunnerError
 from runner.images.layers.layer import LayeredImage, Reader
 from runner.images.reference import DOCKER_HUB, Reference
-from runner.images.sources.manifest import INDEX_TYPES, MANIFEST_BYTES, MANIFEST_TYPES, Descriptor, read_image, verified
+from runner.images.sources.manifest import (
+    INDEX_TYPES,
+    MANIFEST_BYTES,
+    MANIFEST_TYPES,
+    Descriptor,
+    read_image,
+    verified,
+)
 from runner.images.sources.registry.credentials import Search, find_login
 from runner.images.sources.registry.tokens import Tokens, describe, error_message
 from runner.images.sources.registry.transfer import Downloads
-from runner.images.sources.registry.web import BRIEF, Answer, Tries, Web, check_passing, host_of, is_loopback, origin
+from runner.images.sources.registry.web import (
+    BRIEF,
+    Answer,
+    Tries,
+    Web,
+    check_passing,
+    host_of,
+    is_loopback,
+    origin,
+)
 from runner.images.sources.registry.web_errors import Transient, Untrusted
 
 _ACCEPT = {"Accept": ", ".join((*INDEX_TYPES, *MANIFEST_TYPES))}
@@ -34,7 +50,9 @@ class Repository:
 
     def manifest(self, version: str) -> tuple[bytes, Mapping[str, str]]:
         """The manifest or index with that tag or digest, and the headers of the answer."""
-        return self._document(f"manifests/{version}", f"manifest {version}", _ACCEPT, MANIFEST_BYTES)
+        return self._document(
+            f"manifests/{version}", f"manifest {version}", _ACCEPT, MANIFEST_BYTES
+        )
 
     def digest(self, tag: str) -> str:
         """The digest that a tag has now. Docker Hub counts a GET as a pull, and a HEAD not."""
@@ -82,7 +100,9 @@ class Repository:
     def _scheme(self) -> str:
         """https; for this machine's own addresses, or where plain http is allowed, what the server speaks."""
         host = self.reference.host
-        own = is_loopback(host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host)
+        own = is_loopback(
+            host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+        )
         if not own and not self._web.allow_http:
             return "https"
         # try TLS first on other machines; servers on this machine rarely have it
@@ -155,7 +175,9 @@ class Repository:
         reference = self.reference
         if not what.startswith("manifest"):
             return RunnerError(
-                f"{reference} is incomplete", f"the registry has no {what}: {error_text}", "push the image again"
+                f"{reference} is incomplete",
+                f"the registry has no {what}: {error_text}",
+                "push the image again",
             )
         import difflib
 
@@ -165,10 +187,14 @@ class Repository:
         fix = f"did you mean {', '.join(close)}?" if close else "check the name and the tag"
         if reference.registry == DOCKER_HUB:
             fix += "; for an image of another registry, write docker://REGISTRY#IMAGE:TAG, for example docker://nvcr.io#nvidia/pytorch:24.06-py3"
-        return RunnerError(f"{reference} does not exist", f"{why}{f': {error_text}' if error_text else ''}", fix)
+        return RunnerError(
+            f"{reference} does not exist", f"{why}{f': {error_text}' if error_text else ''}", fix
+        )
 
 
-def ask_digest(reference: Reference, environ: Mapping[str, str], allow_http: int, *, briefly: bool = False) -> str:
+def ask_digest(
+    reference: Reference, environ: Mapping[str, str], allow_http: int, *, briefly: bool = False
+) -> str:
     """The digest that a tag has in its registry now. With `briefly`, a registry that is silent gets a few seconds."""
     with closing(Web(environ, allow_http=allow_http, patience=BRIEF if briefly else None)) as web:
         login = find_login(reference.registry, reference.repository, reference.user, environ)
@@ -176,7 +202,9 @@ def ask_digest(reference: Reference, environ: Mapping[str, str], allow_http: int
 
 
 @contextmanager
-def open_registry_image(reference: Reference, web: Web, architecture: str) -> Iterator[LayeredImage]:
+def open_registry_image(
+    reference: Reference, web: Web, architecture: str
+) -> Iterator[LayeredImage]:
     """The image in its registry, its layers readable inside `with`; on leaving, every thread and connection ends."""
     with closing(web):
         search = find_login(reference.registry, reference.repository, reference.user, web.environ)
@@ -185,10 +213,16 @@ def open_registry_image(reference: Reference, web: Web, architecture: str) -> It
             yield read(reference, repository, downloads, architecture=architecture)
 
 
-def read(name: Reference, repository: Repository, downloads: Downloads, *, architecture: str) -> LayeredImage:
+def read(
+    name: Reference, repository: Repository, downloads: Downloads, *, architecture: str
+) -> LayeredImage:
     """The image of `name`: its manifest found by tag or digest, its layers opened through `downloads`."""
     body, headers = repository.manifest(name.version)
-    if headers.get("Content-Type", "").lower().startswith("application/vnd.docker.distribution.manifest.v1+"):
+    if (
+        headers.get("Content-Type", "")
+        .lower()
+        .startswith("application/vnd.docker.distribution.manifest.v1+")
+    ):
         raise RunnerError(
             f"cannot read {name}",
             "the registry has it only as `schema 1`, an obsolete format without a configuration",
@@ -198,7 +232,10 @@ def read(name: Reference, repository: Repository, downloads: Downloads, *, archi
     announced = headers.get("Docker-Content-Digest", "")
     digest = name.digest or (announced if announced.startswith("sha256:") else "")
     image = read_image(body, digest, blobs, architecture=architecture, reference=str(name))
-    return replace(image, expect=lambda layers: downloads.expect([(one.digest, one.size_bytes) for one in layers]))
+    return replace(
+        image,
+        expect=lambda layers: downloads.expect([(one.digest, one.size_bytes) for one in layers]),
+    )
 
 
 class RegistryBlobs:

@@ -39,14 +39,19 @@ class Tokens:
         with self._lock:
             if self.header != refused:
                 return
-            schemes = {scheme: fields for text in challenges for scheme, fields in parse_challenges(text)}
+            schemes = {
+                scheme: fields for text in challenges for scheme, fields in parse_challenges(text)
+            }
             login = self._login_for(self._base)
             if "bearer" in schemes:
                 self.header = f"Bearer {self._fetch(schemes['bearer'])}"
             elif "basic" in schemes and login and login.password and not refused:
                 self.header = basic(login)
             else:
-                raise self.denied(401, "" if "basic" in schemes else "it offers no login method that runner supports")
+                raise self.denied(
+                    401,
+                    "" if "basic" in schemes else "it offers no login method that runner supports",
+                )
 
     def denied(self, status: int, error_text: str) -> RunnerError:
         """The error for a registry that does not let us in."""
@@ -74,7 +79,9 @@ class Tokens:
         return self._search.login
 
     def _advice(self) -> str:
-        return how_to_add(self._registry, self._web.environ, self._search.login.user if self._search.login else "")
+        return how_to_add(
+            self._registry, self._web.environ, self._search.login.user if self._search.login else ""
+        )
 
     def _fetch(self, challenge: Mapping[str, str]) -> str:
         realm = challenge.get("realm", "")
@@ -94,7 +101,11 @@ class Tokens:
         if challenge.get("service"):
             fields["service"] = challenge["service"]
         if login and login.identity_token:
-            secret = {"grant_type": "refresh_token", "client_id": "runner", "refresh_token": login.identity_token}
+            secret = {
+                "grant_type": "refresh_token",
+                "client_id": "runner",
+                "refresh_token": login.identity_token,
+            }
             return self._web.post(realm, {**secret, **fields})
         url = realm + ("&" if "?" in realm else "?") + urlencode(fields)
         return self._web.get(url, authorization=basic(login) if login else "")
@@ -127,7 +138,9 @@ def parse_challenges(text: str) -> list[tuple[str, dict[str, str]]]:
     """(scheme in small letters, parameters) for each challenge of a WWW-Authenticate header."""
     found: list[tuple[str, dict[str, str]]] = []
     token = r"[A-Za-z0-9!#$%&'*+.^_`|~-]+"
-    for match in re.finditer(rf'({token})\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]*))|({token})', text[:8192]):
+    for match in re.finditer(
+        rf'({token})\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]*))|({token})', text[:8192]
+    ):
         if match[4]:
             found.append((match[4].lower(), {}))
         elif found:
@@ -141,7 +154,10 @@ def error_message(body: bytes) -> str:
     try:
         data = json.loads(body)
         errors = data["errors"] if isinstance(data, dict) and "errors" in data else [data]
-        messages = [str(error.get("message") or error.get("details") or error.get("code") or "") for error in errors]
+        messages = [
+            str(error.get("message") or error.get("details") or error.get("code") or "")
+            for error in errors
+        ]
     except (ValueError, TypeError, AttributeError, RecursionError):
         return ""
     return " ".join("; ".join(filter(None, messages)).split())[:300]
@@ -152,4 +168,8 @@ def describe(body: bytes) -> str:
     start = body[:512].lstrip().lower()
     if not start:
         return "nothing"
-    return "a web page" if start.startswith((b"<!doctype", b"<html", b"<?xml", b"<")) else "something other than JSON"
+    return (
+        "a web page"
+        if start.startswith((b"<!doctype", b"<html", b"<?xml", b"<"))
+        else "something other than JSON"
+    )

@@ -81,7 +81,10 @@ class Downloads:
     def _expected(self, digest: str, size: int) -> Blob | None:
         """The blob being fetched ahead; earlier expected blobs are dropped."""
         waiting = [blob for blob in self._blobs if not blob.opened]
-        place = next((at for at, blob in enumerate(waiting) if (blob.digest, blob.size) == (digest, size)), None)
+        place = next(
+            (at for at, blob in enumerate(waiting) if (blob.digest, blob.size) == (digest, size)),
+            None,
+        )
         self._drop(waiting[:place])
         return None if place is None else waiting[place]
 
@@ -100,7 +103,9 @@ class Downloads:
 
     def _start(self) -> None:
         if self._web.stopped.is_set():
-            raise RunnerError("cannot read a layer", "the image has been closed", "import the image again")
+            raise RunnerError(
+                "cannot read a layer", "the image has been closed", "import the image again"
+            )
         while len(self._threads) < self._connections:
             name = f"download-{len(self._threads)}"
             self._threads.append(threading.Thread(target=self._run, name=name, daemon=True))
@@ -224,7 +229,9 @@ def check_range(answer: Answer, blob: Blob, start: int, registry: str) -> None:
     unit, _, rest = answer.headers.get("Content-Range", "").partition(" ")
     span, _, total = rest.partition("/")
     if unit != "bytes" or span.partition("-")[0] != str(start):
-        raise Transient(f"the server sent a range that was not requested: {rest or 'without Content-Range'}")
+        raise Transient(
+            f"the server sent a range that was not requested: {rest or 'without Content-Range'}"
+        )
     if total.isdecimal() and int(total) != blob.size:
         raise RunnerError(
             f"the blob {blob.digest} on {registry} does not match the manifest",
@@ -237,7 +244,9 @@ def check_length(answer: Answer, blob: Blob) -> None:
     """Raise if a 200 announces another length than the blob's."""
     length = answer.headers.get("Content-Length", "")
     if length.isdecimal() and int(length) != blob.size:
-        raise Transient(f"the server sends {int(length):,} bytes, but the manifest says {blob.size:,}")
+        raise Transient(
+            f"the server sends {int(length):,} bytes, but the manifest says {blob.size:,}"
+        )
 
 
 def skip(answer: Answer, count: int) -> None:
@@ -327,7 +336,9 @@ class Blob:
 class BlobReader:
     """The Reader of an open blob."""
 
-    def __init__(self, blob: Blob, used: Callable[[Blob, Part, int], None], release: Callable[[Blob], None]) -> None:
+    def __init__(
+        self, blob: Blob, used: Callable[[Blob, Part, int], None], release: Callable[[Blob], None]
+    ) -> None:
         self._blob = blob
         self._used = used
         self._release = release

@@ -65,7 +65,10 @@ class Answer:
             return self._response.read(size, decode_content=False)
         except (HTTPError, OSError, http.client.HTTPException) as error:
             raise Transient(web_errors.words(error, self._web.patience.stall_seconds)) from error
-        except (ValueError, AttributeError) as error:  # errors of a socket that close() has just shut
+        except (
+            ValueError,
+            AttributeError,
+        ) as error:  # errors of a socket that close() has just shut
             if self._web.stopped.is_set():
                 raise Transient("stopped") from error
             raise
@@ -101,7 +104,12 @@ class Web:
     """Connections for one image's transfer. Thread-safe; close() ends every connection at once."""
 
     def __init__(
-        self, environ: Mapping[str, str], *, allow_http: int = 0, connections: int = 8, patience: Patience | None = None
+        self,
+        environ: Mapping[str, str],
+        *,
+        allow_http: int = 0,
+        connections: int = 8,
+        patience: Patience | None = None,
     ) -> None:
         self.environ = environ
         self.allow_http = allow_http
@@ -115,7 +123,12 @@ class Web:
         self._began = time.monotonic()
 
     def get(
-        self, url: str, headers: Mapping[str, str] | None = None, *, authorization: str = "", method: str = "GET"
+        self,
+        url: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        authorization: str = "",
+        method: str = "GET",
     ) -> Answer:
         """The answer after redirects; `authorization` goes only to the host, port and scheme of `url` itself.
 
@@ -123,7 +136,9 @@ class Web:
         """
         first = origin(url)
         for _ in range(MAX_REDIRECTS + 1):
-            secret = {"Authorization": authorization} if authorization and origin(url) == first else {}
+            secret = (
+                {"Authorization": authorization} if authorization and origin(url) == first else {}
+            )
             answer = self._request(method, url, {**(headers or {}), **secret})
             if answer.status not in REDIRECTS or "Location" not in answer.headers:
                 return answer
@@ -160,11 +175,17 @@ class Web:
         for held in list(self._sockets):
             with suppress(Exception):
                 # not SSLSocket.shutdown, which takes the TLS state from under the reader
-                (socket.socket.shutdown if isinstance(held, socket.socket) else type(held).shutdown)(held, 2)
+                (
+                    socket.socket.shutdown
+                    if isinstance(held, socket.socket)
+                    else type(held).shutdown
+                )(held, 2)
         for manager in list(self._managers.values()):
             manager.clear()
 
-    def _request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None = None) -> Answer:
+    def _request(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None = None
+    ) -> Answer:
         import http.client
 
         from urllib3.exceptions import HTTPError
@@ -177,22 +198,36 @@ class Web:
         proxy = proxy_for(url, self.environ)
         try:
             response = self._manager(proxy, url.startswith("https:")).request(
-                method, url, headers=sent, body=body, redirect=False, retries=False, preload_content=False
+                method,
+                url,
+                headers=sent,
+                body=body,
+                redirect=False,
+                retries=False,
+                preload_content=False,
             )
         except (HTTPError, OSError, http.client.HTTPException) as error:
             if self.stopped.is_set():
                 raise Transient("stopped") from error
             final = web_errors.unreachable(error, host, proxy, first=host not in self._reached)
-            raise final or Transient(web_errors.words(error, self.patience.stall_seconds)) from error
+            raise final or Transient(
+                web_errors.words(error, self.patience.stall_seconds)
+            ) from error
         except ValueError as error:  # an invalid address or header
-            raise RunnerError(f"cannot send a request to {host}", str(error), "check the image's name") from error
+            raise RunnerError(
+                f"cannot send a request to {host}", str(error), "check the image's name"
+            ) from error
         self._reached.add(host)
         return Answer(response, url, self)
 
     def _check(self, url: str) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise RunnerError(f"cannot fetch from {url!r}", "the URL is not a web address", "check the registry's name")
+            raise RunnerError(
+                f"cannot fetch from {url!r}",
+                "the URL is not a web address",
+                "check the registry's name",
+            )
         if parts.scheme == "http" and not self.allow_http and not is_loopback(parts.hostname):
             raise RunnerError(
                 f"refusing to contact {host_of(url)} without encryption",
@@ -208,10 +243,16 @@ class Web:
             if (proxy, tls) not in self._managers:
                 options: dict[str, Any] = {
                     "maxsize": self.connections + 1,
-                    "timeout": urllib3.Timeout(connect=self.patience.connect_seconds, read=self.patience.stall_seconds),
-                    "ssl_context": web_errors.tls_context(self.environ) if tls or proxy.startswith("https") else None,
+                    "timeout": urllib3.Timeout(
+                        connect=self.patience.connect_seconds, read=self.patience.stall_seconds
+                    ),
+                    "ssl_context": web_errors.tls_context(self.environ)
+                    if tls or proxy.startswith("https")
+                    else None,
                 }
-                manager = _proxy_manager(proxy, options) if proxy else urllib3.PoolManager(**options)
+                manager = (
+                    _proxy_manager(proxy, options) if proxy else urllib3.PoolManager(**options)
+                )
                 manager.pool_classes_by_scheme = _pool_classes(self._keep)
                 self._managers[proxy, tls] = manager
             return self._managers[proxy, tls]
@@ -239,7 +280,9 @@ def _proxy_manager(proxy: str, options: dict[str, Any]) -> PoolManager:
         return SOCKSProxyManager(proxy, **options)
     user = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else None
     headers = urllib3.make_headers(proxy_basic_auth=user)
-    return urllib3.ProxyManager(f"{parts.scheme}://{host_of(proxy)}", proxy_headers=headers, **options)
+    return urllib3.ProxyManager(
+        f"{parts.scheme}://{host_of(proxy)}", proxy_headers=headers, **options
+    )
 
 
 def _pool_classes(keep: Any) -> dict[str, Any]:
@@ -260,7 +303,11 @@ def _pool_classes(keep: Any) -> dict[str, Any]:
 def origin(url: str) -> tuple[str, str, int]:
     """Scheme, host and port: the scope of a credential."""
     parts = urlsplit(url)
-    return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    return (
+        parts.scheme,
+        parts.hostname or "",
+        parts.port or (443 if parts.scheme == "https" else 80),
+    )
 
 
 def host_of(url: str) -> str:
@@ -297,7 +344,9 @@ def _excepted(host: str, with_port: str, exceptions: str) -> bool:
     """Whether NO_PROXY names the host: by name, domain, address or network, or by `*`."""
     for entry in exceptions.lower().split(","):
         name = entry.strip().removeprefix("*").removeprefix(".")
-        if entry.strip() == "*" or (name and (name in (host, with_port) or host.endswith(f".{name}"))):
+        if entry.strip() == "*" or (
+            name and (name in (host, with_port) or host.endswith(f".{name}"))
+        ):
             return True
         with suppress(ValueError):
             if ipaddress.ip_address(host) in ipaddress.ip_network(name, strict=False):
@@ -341,7 +390,9 @@ class Tries:
             return RunnerError(what, why, "try again later, or log in")
         often = "1 attempt" if self.count == 1 else f"{self.count} attempts"
         return Unreachable(
-            what, f"{often}; the last one failed: {trouble.why}", "try again when the network and the registry work"
+            what,
+            f"{often}; the last one failed: {trouble.why}",
+            "try again when the network and the registry work",
         )
 
 
