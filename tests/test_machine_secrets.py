@@ -68,7 +68,7 @@ def test_linter_and_adopt_decide_alike(name: str, value: str, secret: bool, tmp_
     setting = Setting(load_site("local", {}), "ce", {}, here=False)
     checked = Linter(Project(tmp_path, tmp_path, tmp_path), setting).check(str(tmp_path / "it.toml"))
     assert ("secret-value" in [finding.code for each in checked for finding in each.findings]) == secret
-    adopted = Adopted()
+    adopted = Adopted(None)
     adopted.variable(variable, value, "-e")
     assert adopted.env == ({} if secret or not value else {variable: value})
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 
 from tests.lab.slurm import SlurmLab
 
-from runner.bash import Word
-from runner.expansion import literal
 from runner.runs.adopt.options import SBATCH, split
 
 SIZE = "Sockets=8 CoresPerSocket=64 ThreadsPerCore=2 RealMemory=16000000 TmpDisk=16000000"
@@ -58,17 +56,15 @@ class Shape:
 
 def options(text: str) -> list[tuple[str, str]]:
     """(long name, value) of each option in the `#SBATCH` lines."""
-    words: list[Word] = []
+    words: list[str] = []
     for line in text.splitlines():
         if line.startswith("#SBATCH"):
             try:
-                words += [
-                    Word(literal(word), word) for word in shlex.split(line.removeprefix("#SBATCH"), comments=True)
-                ]
+                words += shlex.split(line.removeprefix("#SBATCH"), comments=True)
             except ValueError:
                 continue
     found: list[tuple[str, str]] = []
-    rest: Sequence[Word] = words
+    rest: Sequence[str] = words
     while rest:
         read, rest = split(rest, SBATCH)
         found += [(option.name, option.value or "") for option in read]

@@ -1,56 +1,37 @@
-"""Split a bash script into commands, words and here-documents, without running it.
-
-A word is stored as EDF text: `${NAME}` is a variable, and everything else is literal. If only a shell can evaluate it
-(`$(…)`, `${X%.*}`, a file pattern), the word is `computed`, and its text is unchanged from the script.
-"""
+"""Split a bash script into commands, words and here-documents, without running it."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from runner.expansion import Variable, join, parts
-
+_BLANKS = re.compile(r"(?:[ \t]|\\\n)+")
 _OPERATOR = re.compile(r"\|\||&&|;;&|;;|;&|\|&|[;&|]")
 _REDIRECTION = re.compile(r"\d*(?:&>>|&>|<<<|<<-|<<|>>|>\||<>|<&|>&|<|>)")
-_ARRAY = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\[[@*]\]\}")
-_BRACED = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::?[-=]([^${}\"'`\\]*))?\}")
-_HERE = re.compile(r"\$\(\s*pwd(?: -[LP])?\s*\)|`pwd`")
-_ARRAY_ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\+?=\(")
+_ARRAY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=\(")
 _DECLARES = re.compile(r"declare|local|typeset|readonly|export|-[a-zA-Z]+")
-OPENING = ("if", "for", "while", "until", "case", "select", "{", "(")
+_OPENING = ("if", "for", "while", "until", "case", "select", "{", "(")
 _CLOSING = ("fi", "done", "esac", "}", ")")
 _PREFIXES = ("then", "do", "else", "elif", "!", "time", "if", "while", "until", "{", "(")
-
-
-@dataclass(frozen=True)
-class Word:
-    """One word of a command."""
-
-    text: str
-    """EDF text, in which `${NAME}` is a variable; if `computed`, the text of the script"""
-    raw: str
-    """as in the script"""
-    computed: bool = False
-    splits: bool = False
-    """it is a single unquoted variable, whose value may be several words"""
-    array: str = ""
-    """the array whose elements the word expands to; empty: none"""
+_SKIPPED = re.compile(r"\\.|`[^`]*`?|\$'(?:[^'\\]|\\.)*'?|'[^']*'?", re.S)
+_SKIPPED_IN_QUOTES = re.compile(r"\\.|`[^`]*`?", re.S)
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
+# a bare word may be a file pattern, a list in braces, or begin with the home folder
+_BARE = re.compile(r"'([^']*)'|\\(.)|([^*?\[\]{}~$`\"'\\]+)", re.S)
+_IN_QUOTES = re.compile(r"()\\([$`\"\\\n])|([^$`\"\\]+|\\)")
+UNKNOWN = "\x01"
+"""in `evaluated`, the last character of a word that only a shell can evaluate"""
 
 
 @dataclass(frozen=True)
 class Command:
     """One simple command."""
 
-    words: tuple[Word, ...]
+    words: tuple[str, ...]
+    """as in the script; without redirections, and without the elements of an array that it assigns"""
     line: int
     raw: str
-    nested: bool = False
+    nested: bool
     """it is inside a function, a loop or a condition (also behind `&&`), so it may never run, or run several times"""
-    array: str = ""
-    """the words are the elements assigned to this array"""
-    redirections: tuple[str, ...] = ()
-    pipe: bool = False
-    """its output is piped to another command"""
 
 
 @dataclass(frozen=True)
@@ -80,10 +61,33 @@ def here_documents(text: str) -> tuple[HereDocument, ...]:
 
 def here_document_lines(text: str) -> frozenset[int]:
     """The numbers of the lines inside here-documents, with the lines of their marks."""
-    ranges = (
-        range(each.line, each.line + each.body.count("\n") + 1) for each in here_documents(text)
-    )
+    documents = here_documents(text)
+    ranges = (range(each.line, each.line + each.body.count("\n") + 1) for each in documents)
     return frozenset(number for lines in ranges for number in lines)
+
+
+def evaluated(word: str, known: Mapping[str, str]) -> tuple[str, ...]:
+    """The words that bash makes of a word of a script, if all its variables are `known`; else the word and UNKNOWN."""
+    unknown = (word + UNKNOWN,)
+    text, position, quoted = "", 0, False
+    while position < len(word):
+        if word[position] == '"':
+            quoted = not quoted
+            position += 1
+        elif found := _VARIABLE.match(word, position):
+            value = known.get(found[1] or found[2])
+            if value is None or (not quoted and re.search(r"[*?\[]", value)):
+                return unknown
+            if not quoted and (not value or re.search(r"\s", value)):
+                return tuple(value.split()) if found[0] == word else unknown
+            text += value
+            position = found.end()
+        elif found := (_IN_QUOTES if quoted else _BARE).match(word, position):
+            text += (found[1] or "") + (found[2] or "").replace("\n", "") + (found[3] or "")
+            position = found.end()
+        else:
+            return unknown
+    return (text,)
 
 
 class _Reader:
@@ -92,11 +96,10 @@ class _Reader:
         self.position = 0
         self.depth = 0
         self.parentheses = 0
-        self.depends = (
-            False  # the next command runs only if the one before succeeds, or only if it fails
-        )
-        # (mark, quoted) of the here-documents whose bodies begin on the next line
+        self.depends = False
+        """the next command runs only if the one before succeeds, or only if it fails"""
         self.opened: list[tuple[str, bool]] = []
+        """(mark, quoted) of the here-documents whose bodies begin on the next line"""
         self.here_documents: list[HereDocument] = []
 
     def commands(self) -> Iterator[Command]:
@@ -106,86 +109,65 @@ class _Reader:
                 yield command
         self._end_line()  # the last line may open a here-document
 
-    def _skip_blanks(self) -> None:
-        while match := re.compile(r"[ \t]+|\\\n").match(self.text, self.position):
-            self.position = match.end()
-
     def _command(self) -> Command | None:
-        self._skip_blanks()
-        start, words, redirections, array = self.position, list[Word](), list[str](), ""
+        self._skip(_BLANKS)
+        start, words, is_array = self.position, list[str](), False
         while True:
-            self._skip_blanks()
+            self._skip(_BLANKS)
             rest = self.text[self.position : self.position + 3]
-            if not rest or rest[0] == "\n" or rest[0] == "#":
+            if not rest or rest[0] in "\n#":
                 raw, ended = self.text[start : self.position], "\n"
                 self._end_line()
                 break
-            if (
-                any(word.raw == "[[" for word in words)
-                and words[-1].raw != "]]"
-                and rest[0] in "&|()<>"
-            ):
-                words.append(Word(rest[0], rest[0]))
+            if "[[" in words and words[-1] != "]]" and rest[0] in "&|()<>":
+                words.append(rest[0])
                 self.position += 1
             elif found := _REDIRECTION.match(self.text, self.position):
-                redirections.append(self._redirection(found[0]))
+                self._redirection(found[0])
             elif found := _OPERATOR.match(self.text, self.position):
                 raw, ended = self.text[start : self.position], found[0]
                 self.position = found.end()
                 break
             elif rest[:2] == "((" and not words:  # in arithmetic, << does not open a here-document
-                begun = self.position
-                self.position -= 1
                 self._nested("(")
-                words.append(Word("((", self.text[begun : self.position], computed=True))
+                words.append("((")
             elif rest[0] in "()":
-                self.position += 1
-                # neither `name()` nor the `)` after a pattern of `case` opens or closes anything
-                counts = rest[:2] != "()" and (rest[0] == "(" or self.parentheses > 0)
-                self.position += rest[:2] == "()"
-                self.parentheses += counts * (1 if rest[0] == "(" else -1)
-                self.depth += counts * (1 if rest[0] == "(" else -1)
+                self._parenthesis(rest[:2] == "()", rest[0] == "(")
                 if words:
                     raw, ended = self.text[start : self.position], "("
                     break
-            elif all(_DECLARES.fullmatch(word.raw) for word in words) and (
-                found := _ARRAY_ASSIGNED.match(self.text, self.position)
-            ):
-                self.position = found.end()
-                array = found[1]
-                words = self._elements()
+            elif all(map(_DECLARES.fullmatch, words)) and _ARRAY.match(self.text, self.position):
+                self.position = self.text.index("(", self.position)
+                is_array = True
+                self._elements()
             else:
                 words.append(self._word())
-        return self._finished(words, start, raw, array, tuple(redirections), ended)
+        return self._finished(words, start, raw, is_array, ended)
+
+    def _parenthesis(self, is_empty: bool, opens: bool) -> None:
+        """Neither `name()` nor the `)` after a pattern of `case` opens or closes anything."""
+        self.position += 2 if is_empty else 1
+        if not is_empty and (opens or self.parentheses > 0):
+            self.parentheses += 1 if opens else -1
+            self.depth += 1 if opens else -1
 
     def _finished(
-        self,
-        words: list[Word],
-        start: int,
-        raw: str,
-        array: str,
-        redirections: tuple[str, ...],
-        ended: str,
+        self, words: list[str], start: int, raw: str, is_array: bool, ended: str
     ) -> Command | None:
         nested, self.depends = self.depth > 0 or self.depends, ended in {"&&", "||"}
-        if words and not array:
-            first = words[0].raw
-            if first in _CLOSING:
+        if words and not is_array:
+            if words[0] in _CLOSING:
                 self.depth = max(0, self.depth - 1)
-            while words and words[0].raw in _PREFIXES:
-                self.depth += words[0].raw in OPENING
-                nested = nested or words[0].raw in _PREFIXES
+            while words and words[0] in _PREFIXES:
+                self.depth += words[0] in _OPENING
+                nested = True
                 words = words[1:]
-            if words and (
-                words[0].raw in OPENING or (words[0].raw == "function" and words[-1].raw == "{")
-            ):
+            if words and (words[0] in _OPENING or (words[0] == "function" and words[-1] == "{")):
                 self.depth += 1
-        if not words and not array:
+        if not words and not is_array:
             return None
         line = self.text.count("\n", 0, start) + 1
-        return Command(
-            tuple(words), line, raw.strip(), nested, array, redirections, ended in {"|", "|&"}
-        )
+        return Command(() if is_array else tuple(words), line, raw.strip(), nested)
 
     def _end_line(self) -> None:
         end = self.text.find("\n", self.position)
@@ -195,148 +177,64 @@ class _Reader:
             last = re.compile(rf"^\t*{re.escape(mark)}$", re.M).search(self.text, start)
             self.position = len(self.text) if last is None else min(last.end() + 1, len(self.text))
             body = self.text[start : last.start() if last else None]
-            self.here_documents.append(
-                HereDocument(mark, quoted, self.text.count("\n", 0, start) + 1, body)
-            )
+            line = self.text.count("\n", 0, start) + 1
+            self.here_documents.append(HereDocument(mark, quoted, line, body))
         self.opened.clear()
 
-    def _redirection(self, operator: str) -> str:
-        start = self.position
+    def _redirection(self, operator: str) -> None:
         self.position += len(operator)
-        self._skip_blanks()
+        self._skip(_BLANKS)
         target = self._word()
         if operator.lstrip("0123456789") in {"<<", "<<-"}:
-            mark = re.sub(r"[\\'\"]", "", target.raw)
-            self.opened.append((mark, mark != target.raw))
-        return self.text[start : self.position]
+            mark = re.sub(r"[\\'\"]", "", target)
+            self.opened.append((mark, mark != target))
 
-    def _elements(self) -> list[Word]:
-        found: list[Word] = []
+    def _elements(self) -> None:
+        """Skip the elements of an array, from its opening to its closing parenthesis."""
+        self.position += 1
         while self.position < len(self.text):
-            if match := re.compile(r"(?:\s|\\\n|#[^\n]*)+").match(self.text, self.position):
-                self.position = match.end()
+            self._skip(re.compile(r"(?:\s|\\\n|#[^\n]*)+"))
             if self.text.startswith(")", self.position):
                 self.position += 1
-                break
-            if self.position < len(self.text):
-                found.append(self._word())
-        return found
+                return
+            self._word()
 
-    def _word(self) -> Word:
-        start, pieces, marks = self.position, list[str | Variable](), set[str]()
-        while (
-            self.position < len(self.text)
-            and (character := self.text[self.position]) not in " \t\n;&|<>()"
-        ):
-            if character == "'":
-                pieces.append(self._until("'"))
-            elif character == '"':
-                self.position += 1
-                self._double_quoted(pieces, marks)
-            elif character == "\\":
-                pieces.append(self.text[self.position + 1 : self.position + 2].replace("\n", ""))
-                self.position += 2
-            elif character in "$`":
-                self._expansion(pieces, marks)
-            elif character == "~" and self.position == start:
-                pieces.append(Variable("HOME"))
-                self.position += 1
-            else:
-                marks |= {"computed"} if character in "*?" else set()
-                pieces.append(character)
-                self.position += 1
-        self.position += (
-            self.position == start
-        )  # always advance, also past a character that cannot begin a word
-        raw = self.text[start : self.position]
-        array = _ARRAY.fullmatch(raw.strip('"'))
-        text = written(pieces)
-        computed = "computed" in marks or text is None or ("array" in marks and not array)
-        single = len(pieces) == 1 and isinstance(pieces[0], Variable) and raw.startswith("$")
-        return Word(
-            raw if text is None or computed else text,
-            raw,
-            computed,
-            single,
-            array[1] if array else "",
-        )
+    def _word(self) -> str:
+        start = self.position
+        while self.text[self.position : self.position + 1] not in ("", *" \t\n;&|<>()"):
+            self._piece(_SKIPPED)
+        if self.position == start:
+            self.position += 1  # a character that cannot begin a word
+        return self.text[start : self.position]
 
-    def _until(self, quote: str) -> str:
-        end = self.text.find(quote, self.position + 1)
-        end = len(self.text) if end < 0 else end
-        inner = self.text[self.position + 1 : end]
-        self.position = end + 1
-        return inner
-
-    def _double_quoted(self, pieces: list[str | Variable], marks: set[str]) -> None:
-        pieces.append("")  # "" is a word too
-        while self.position < len(self.text) and (character := self.text[self.position]) != '"':
-            following = self.text[self.position + 1 : self.position + 2]
-            if character == "\\" and following in tuple('$`"\\\n'):
-                pieces.append(following.replace("\n", ""))
-                self.position += 2
-            elif character in "$`":
-                self._expansion(pieces, marks)
-            else:
-                pieces.append(character)
-                self.position += 1
-        self.position += 1
-
-    def _expansion(self, pieces: list[str | Variable], marks: set[str]) -> None:
-        """An expansion, which begins with a dollar sign or a backtick."""
-        if found := _BRACED.match(self.text, self.position):
-            pieces.append(Variable(found[1], found[2]))
-            self.position = found.end()
-        elif found := _HERE.match(self.text, self.position):
-            pieces.append(Variable("PWD"))
-            self.position = found.end()
-        elif found := _ARRAY.match(self.text, self.position):
-            marks.add("array")
-            self.position = found.end()
-        elif found := re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)").match(self.text, self.position):
-            pieces.append(Variable(found[1]))
-            self.position = found.end()
-        elif found := re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.S).match(self.text, self.position):
-            pieces.append(
-                found[1].encode("latin-1", "backslashreplace").decode("unicode_escape", "replace")
-            )
-            self.position = found.end()
-        elif self.text.startswith(("$(", "${"), self.position):
-            marks.add("computed")
-            self._nested(self.text[self.position + 1])
-        elif self.text.startswith("`", self.position):
-            marks.add("computed")
-            self._until("`")
-        elif found := re.compile(r"\$[0-9@*#?$!-]").match(self.text, self.position):
-            marks.add("computed")
-            self.position = found.end()
-        else:
-            pieces.append("$")
+    def _piece(self, skipped: re.Pattern[str]) -> None:
+        """Skip an expansion, a quoted text, an escape, or a character."""
+        if self.text.startswith(("$(", "${"), self.position):
+            self.position += 1
+            self._nested(self.text[self.position])
+        elif self.text[self.position] == '"' and skipped is _SKIPPED:
+            self.position += 1
+            while self.text[self.position : self.position + 1] not in ("", '"'):
+                self._piece(_SKIPPED_IN_QUOTES)
+            self.position += 1
+        elif not self._skip(skipped):
             self.position += 1
 
     def _nested(self, opening: str) -> None:
-        """Skip `$(…)` or `${…}`, whatever is inside."""
+        """Skip `(…)` or `{…}`, whatever is inside."""
         closing = {"(": ")", "{": "}"}[opening]
-        self.position += 1
         depth = 0
         while self.position < len(self.text):
             character = self.text[self.position]
             if character == "'":
-                self._until("'")
+                self._skip(_SKIPPED)
                 continue
             depth += (character == opening) - (character == closing)
             self.position += 1
-            if depth == 0:
+            if depth == 0 and character == closing:
                 return
 
-
-def written(pieces: list[str | Variable]) -> str | None:
-    """The EDF text of these pieces; None if EDF text cannot express them (a dollar sign directly before a variable)."""
-    merged: list[str | Variable] = []
-    for piece in pieces:
-        if isinstance(piece, str) and merged and isinstance(merged[-1], str):
-            merged[-1] += piece
-        elif piece != "":
-            merged.append(piece)
-    text = join(tuple(merged))
-    return text if parts(text) == tuple(merged) else None
+    def _skip(self, pattern: re.Pattern[str]) -> bool:
+        found = pattern.match(self.text, self.position)
+        self.position = found.end() if found else self.position
+        return found is not None

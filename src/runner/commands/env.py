@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from runner.environments.environment import Environment
     from runner.runs.adopt.adopted import Adopted
-    from runner.runs.adopt.job import Draft, Program
     from runner.site import Site
 
 
@@ -31,7 +30,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     add_verb(actions, common, "emit", "env:emit_environment", help=what)
     what = "find mistakes before a job is submitted"
     add_verb(actions, common, "check", "env_check:check_environments", help=what)
-    what = "make an EDF from a batch script, or from a command line after --: srun …, docker run …, podman run …"
+    what = "make a job file from a batch script, or an EDF from a command line after --: srun …, docker run …"
     add_verb(actions, common, "adopt", "env:adopt_environment", help=what)
 
 
@@ -122,38 +121,22 @@ def emit_environment(args: argparse.Namespace, console: Console) -> int:
 
 
 def adopt_environment(args: argparse.Namespace, console: Console) -> int:
-    """`runner env adopt`: print the EDF, or the paths of the files written; notes go to stderr."""
-    from runner.runs.adopt.adopted import Adopted
-    from runner.runs.adopt.job import Draft
-    from runner.runs.adopt.script import read_command_line
+    """`runner env adopt`: print what was made, or the paths of the files written; notes go to stderr."""
+    from runner.runs.secrets import write_record
 
     _check_words(args)
-    adopted, draft = Adopted(), Draft()
-    name = Path(args.script).name if args.script else "a command line"
-    program = read_command_line(args.rest or ("sbatch", args.script), adopted, draft, Path.cwd())
-    if not args.into:
-        adopted.set_defaults()
-    for note in adopted.notes:
-        console.say(note)
-    if refused := (adopted.no_edf or (adopted.no_job if args.job else [])):
-        raise RunnerError(
-            f"no {'EDF' if adopted.no_edf else 'job file'} can do the same as {name}",
-            "\n".join(refused),
-            "to run a batch script unchanged: runner launch PATH",
-        )
-    for note in adopted.no_job:
-        console.say(f"no job file can do the same as {name}: {note}")
-    written: list[tuple[Path, str]] = []
-    edf = Path(args.into or args.output) if args.into or args.output else None
-    text = _edf_text(args.into, adopted, name, console)
-    if edf is not None:
-        written.append((edf, text))
-    if args.job:
-        job = Path(args.job)
-        written.append((job, _job_text(draft, program, edf, name, job)))
-    elif program.command and not adopted.no_job:
-        console.say("to also write a job file: -o edf/NAME.toml --job jobs/NAME.toml")
-    _answer(args, console, written, text)
+    made = (_of_script if args.script else _of_command_line)(args, console)
+    written = {
+        path: text for path, text in made.items() if path in (args.output, args.into, args.job)
+    }
+    if written and not args.dry_run:
+        for path, text in written.items():
+            write_record(Path(path), text)
+            console.answer(path)
+        return 0
+    shown = written or made
+    for path, text in shown.items():
+        console.answer(f"# ---- {path}\n{text}" if len(shown) > 1 else text)
     return 0
 
 
@@ -167,7 +150,7 @@ def _check_words(args: argparse.Namespace) -> None:
             "runner env adopt job.sbatch\nor, for a command line: runner env adopt -- docker run …",
             exit_code=2,
         )
-    if args.job and not (args.output or args.into):
+    if args.job and not (args.output or args.into or args.script):
         raise RunnerError(
             "--job is given without -o or --into",
             "the job file names the EDF, so the EDF must be in a file too",
@@ -183,6 +166,72 @@ def _check_words(args: argparse.Namespace) -> None:
             )
 
 
+def _of_script(args: argparse.Namespace, console: Console) -> dict[str, str]:
+    """path -> text of the job file, and of the EDF if the script's container is literal text."""
+    from runner.project import find_project
+    from runner.runs import batch
+    from runner.runs.adopt.script import job_text, read_container
+
+    script = Path(args.script)
+    text = batch.read(args.script, script)
+    adopted = read_container(text)
+    edf, job = args.output or args.into, args.job
+    made = {}
+    if job or not edf:
+        base = Path(job).absolute().parent.parent if job else find_project().root or Path.cwd()
+        whole = script.resolve()
+        path = whole.relative_to(base.resolve()) if whole.is_relative_to(base.resolve()) else whole
+        made[job or f"jobs/{script.stem}.toml"] = job_text(script.name, str(path), text)
+    if not adopted.no_edf:
+        for note in adopted.notes:
+            console.say(note)
+        made[edf or f"edf/{script.stem}.toml"] = _edf_text(args.into, adopted, script.name, console)
+    elif edf and not job:
+        raise RunnerError(
+            f"cannot make an EDF from {args.script}",
+            "\n".join(adopted.no_edf),
+            f"for a job file that runs the script unchanged: runner env adopt {args.script} --job jobs/NAME.toml",
+        )
+    for why in adopted.no_edf:
+        console.say(f"no EDF: {why}")
+    return made
+
+
+def _of_command_line(args: argparse.Namespace, console: Console) -> dict[str, str]:
+    """path -> text of the EDF, and of the job file if the options ask for it."""
+    from runner.environments.rewriting import rewrite
+    from runner.located_toml import parse_toml
+    from runner.project import find_project
+    from runner.runs.adopt.command_line import read_command_line
+    from runner.runs.job import layer_of
+
+    adopted, draft = read_command_line(args.rest, Path.cwd())
+    for note in adopted.notes:
+        console.say(note)
+    no_job = adopted.no_job or ([] if draft.command else ["it does not start a program"])
+    if refused := adopted.no_edf or (no_job if args.job else []):
+        raise RunnerError(
+            f"no {'EDF' if adopted.no_edf else 'job file'} can do the same as this command line",
+            "\n".join(refused),
+            "change these words, or put the command into a script: runner launch PATH",
+        )
+    edf = args.into or args.output or "edf/NAME.toml"
+    made = {edf: _edf_text(args.into, adopted, "a command line", console)}
+    if not args.job:
+        for why in no_job:
+            console.say(f"no job file can do the same: {why}")
+        if not no_job:
+            console.say("to also write a job file: -o edf/NAME.toml --job jobs/NAME.toml")
+        return made
+    root = find_project().root or Path.cwd()
+    in_project = Path(edf).parent.resolve() == root.resolve() / "edf"
+    environment = Path(edf).stem if in_project else str(Path(edf).absolute())
+    changes = draft.changes(environment, "made from a command line by `runner env adopt`")
+    made[args.job] = rewrite("", changes, Path(args.job))
+    layer_of(parse_toml(made[args.job], Path(args.job)))
+    return made
+
+
 def _edf_text(into: str | None, adopted: Adopted, name: str, console: Console) -> str:
     """The text of the EDF. Raises RunnerError if the input has no container, or if the EDF would be invalid."""
     from runner.environments.edf import layer_of
@@ -191,14 +240,16 @@ def _edf_text(into: str | None, adopted: Adopted, name: str, console: Console) -
 
     path = Path(into) if into else Path("the EDF")
     document = read_toml(path) if into else Document(path, {})
-    changes = adopted.changes(document.data)
+    changes = adopted.changes(document if into else None)
     if not (adopted.image or adopted.base or into):
         raise RunnerError(
             f"{name} does not use a container",
-            "\n".join(adopted.no_job)
-            or "it has no --container-… options, no --environment, no docker run or podman run",
+            "it has no --container-… options, no --environment, and no engine such as docker run",
             "to run it in an existing environment: runner launch --env NAME -- COMMAND",
         )
+    if adopted.writable is None and adopted.image and not (into or adopted.base):
+        why = "added to make the root file system writable, which pyxis does only with --container-writable"
+        console.say(f"writable = true: {why}")
     for change in changes:
         if isinstance(change, Set) and change.keys[-1] != APPEND:
             before = document.get(*change.keys)
@@ -212,38 +263,3 @@ def _edf_text(into: str | None, adopted: Adopted, name: str, console: Console) -
     text = rewrite(start, changes, path)
     layer_of(parse_toml(text, path))
     return text
-
-
-def _job_text(draft: Draft, program: Program, edf: Path | None, name: str, job: Path) -> str:
-    from runner.environments.rewriting import rewrite
-    from runner.located_toml import parse_toml
-    from runner.project import find_project
-    from runner.runs.job import layer_of
-
-    if not program.command:
-        raise RunnerError(
-            f"{name} does not start a program", "a job file needs a program", "leave out --job"
-        )
-    assert edf is not None  # checked by _check_words
-    named = edf.parent.resolve() == (find_project().root or Path.cwd()).resolve() / "edf"
-    environment = edf.stem if named else str(edf.absolute())
-    changes = draft.changes(program, environment, f"made from {name} by `runner env adopt`")
-    text = rewrite("", changes, job)
-    layer_of(parse_toml(text, job))
-    return text
-
-
-def _answer(
-    args: argparse.Namespace, console: Console, written: list[tuple[Path, str]], text: str
-) -> None:
-    from runner.runs.secrets import write_record
-
-    if args.dry_run and len(written) > 1:
-        for path, content in written:
-            console.answer(f"# ---- {path}\n{content}")
-    elif args.dry_run or not written:
-        console.answer(text)
-    else:
-        for path, content in written:
-            write_record(path, content)
-            console.answer(str(path))

@@ -15,10 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from runner.bash import Word, here_document_lines
+from runner.bash import here_document_lines
 from runner.environments.environment import Environment
 from runner.errors import RunnerError
-from runner.expansion import literal
 from runner.project import Project
 from runner.quoting import literal as quoted
 from runner.runs.adopt.options import SBATCH, split
@@ -100,7 +99,7 @@ class Batch:
         return tuple(dict.fromkeys(found))
 
 
-def _read(word: str, path: Path) -> str:
+def read(word: str, path: Path) -> str:
     """The text of the script. Raises RunnerError for a file that sbatch would reject, or a Python script that does not
     look like a batch script."""
     try:
@@ -152,11 +151,11 @@ def _head(text: str) -> Iterator[str]:
 
 def _options(words: Sequence[str], origin: Origin) -> dict[str, Setting]:
     """The options in words of sbatch; of the same option, sbatch takes the last."""
-    found = split([Word(literal(word), word) for word in words], SBATCH)[0]
+    found = split(words, SBATCH)[0]
     return {each.name.replace("_", "-"): Setting(each.value or "", origin) for each in found}
 
 
-def _of_script(text: str, name: str) -> list[dict[str, Setting]]:
+def of_script(text: str, name: str) -> list[dict[str, Setting]]:
     """The options of the `#SBATCH` lines, for each component of a heterogeneous job."""
     found: list[dict[str, Setting]] = [{}]
     for number, line in enumerate(_head(text), 1):
@@ -190,8 +189,7 @@ def _of_environ(environ: Mapping[str, str]) -> dict[str, Setting]:
     }
 
 
-# settings of runner -> the option of sbatch
-_FLAGS = {
+FLAGS = {
     "nodes": "nodes",
     "tasks_per_node": "ntasks-per-node",
     "cpus_per_task": "cpus-per-task",
@@ -202,13 +200,14 @@ _FLAGS = {
     "switches": "switches",
     "segment": "segment",
 }
+"""settings of runner -> the option of sbatch"""
 
 
 def _flags(layer: Layer, site: Site) -> tuple[str, ...]:
     """The flags of sbatch for the settings of the command line or of a job file."""
     minutes, events = value(layer, "time_minutes"), value(layer, "mail_events")
     return (
-        *(f"--{option}={value(layer, name)}" for name, option in _FLAGS.items() if name in layer),
+        *(f"--{option}={value(layer, name)}" for name, option in FLAGS.items() if name in layer),
         *gpu_request(value(layer, "gpus_per_node") or 0, site),
         *((f"--time={time_limit_text(minutes)}",) if minutes else ()),
         *((f"--mail-type={','.join(events).upper()}",) if events else ()),
@@ -251,12 +250,12 @@ def load(
     word: str, layers: Sequence[Layer], project: Project, environ: Mapping[str, str], site: Site
 ) -> Batch:
     """The script with its options. Raises RunnerError for an option or a setting that a run cannot have."""
-    text = _read(word, project.start / Path(word).expanduser())
+    text = read(word, project.start / Path(word).expanduser())
     given, job_file = layers
     own, file = _flags(given, site), _flags(job_file, site)
     if "name" in given:
         own = (f"--job-name={value(given, 'name')}", *own)
-    first, *others = _of_script(text, word)
+    first, *others = of_script(text, word)
     options = first | _of_environ(environ)
     options |= _options(file, job_file["batch"].origin) | _options(own, Origin("command line"))
     added: list[str] = []

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from runner.bash import Word, here_document_lines
-from runner.expansion import literal
-from runner.runs.adopt.adopted import Adopted
 from runner.runs.schedulers.flags import SHORT
 
 
@@ -33,145 +31,51 @@ class Option:
     value: str | None
     given: str
     """as written"""
-    computed: bool = False
-    """only a shell can evaluate its value"""
 
 
-def split(words: Sequence[Word], grammar: Grammar) -> tuple[tuple[Option, ...], tuple[Word, ...]]:
+def split(words: Sequence[str], grammar: Grammar) -> tuple[tuple[Option, ...], tuple[str, ...]]:
     """(the options, the words from the first that is not an option)."""
     found: list[Option] = []
     position = 0
     while position < len(words):
         word = words[position]
-        if word.text == "--":
+        if word == "--":
             return tuple(found), tuple(words[position + 1 :])
-        if not word.text.startswith("-") or word.text == "-":
+        if not word.startswith("-") or word == "-":
             break
         position += 1
         following = words[position] if position < len(words) else None
-        if not word.text.startswith("--"):
+        if not word.startswith("--"):
             position += _short(word, following, grammar, found)
             continue
-        name, equals, value = word.text[2:].partition("=")
+        name, equals, value = word[2:].partition("=")
         name = name.replace("_", "-")  # torchrun accepts both
         if equals or name in grammar.flags or name in grammar.optional or following is None:
-            found.append(Option(name, value if equals else None, word.raw, word.computed))
+            found.append(Option(name, value if equals else None, word))
         else:
-            found.append(
-                Option(name, following.text, f"{word.raw} {following.raw}", following.computed)
-            )
+            found.append(Option(name, following, f"{word} {following}"))
             position += 1
     return tuple(found), tuple(words[position:])
 
 
-def _short(word: Word, following: Word | None, grammar: Grammar, found: list[Option]) -> int:
+def _short(word: str, following: str | None, grammar: Grammar, found: list[Option]) -> int:
     """Read `-itv VALUE`; returns how many of the following words belong to it."""
-    for index, letter in enumerate(word.text[1:], 1):
+    for index, letter in enumerate(word[1:], 1):
         name = grammar.short.get(letter, letter)
-        rest = word.text[index + 1 :]
+        rest = word[index + 1 :]
         if name in grammar.flags:
             found.append(Option(name, None, f"-{letter}"))
         elif rest or name in grammar.optional or following is None:
-            found.append(Option(name, rest.removeprefix("=") or None, word.raw, word.computed))
+            found.append(Option(name, rest.removeprefix("=") or None, word))
             return 0
         else:
-            found.append(
-                Option(name, following.text, f"{word.raw} {following.raw}", following.computed)
-            )
+            found.append(Option(name, following, f"{word} {following}"))
             return 1
     return 0
 
 
-# Source: srun(1) and sbatch(1) of Slurm 25.05; pyxis 0.24.0, args.c
-_SLURM_FLAGS = (
-    "allocate-all",
-    "contiguous",
-    "disable-status",
-    "exact",
-    "get-user-env-all",
-    "help",
-    "hold",
-    "ignore-pbs",
-    "interactive",
-    "label",
-    "multi-prog",
-    "no-allocate",
-    "no-requeue",
-    "oom-kill-step",
-    "overcommit",
-    "overlap",
-    "oversubscribe",
-    "parsable",
-    "preserve-env",
-    "quiet",
-    "quit-on-interrupt",
-    "reboot",
-    "requeue",
-    "spread-job",
-    "sockets",
-    "stepmgr",
-    "test-only",
-    "unbuffered",
-    "usage",
-    "use-min-nodes",
-    "verbose",
-    "version",
-    "whole",
-    "container-mount-home",
-    "no-container-mount-home",
-    "container-remap-root",
-    "no-container-remap-root",
-    "container-entrypoint",
-    "no-container-entrypoint",
-    "container-entrypoint-log",
-    "container-writable",
-    "container-readonly",
-    "no-container-entrypoint-log",
-)
-_SLURM_OPTIONAL = (
-    *(
-        "compress",
-        "exclusive",
-        "get-user-env",
-        "immediate",
-        "kill-on-bad-exit",
-        "nice",
-        "no-kill",
-        "propagate",
-    ),
-    *("pty", "resv-ports", "send-libs"),
-)
-SRUN = Grammar(SHORT["srun"], frozenset(_SLURM_FLAGS), frozenset(_SLURM_OPTIONAL))
-SBATCH = Grammar(SHORT["sbatch"], frozenset((*_SLURM_FLAGS, "wait")), frozenset(_SLURM_OPTIONAL))
-
-# Source: torchrun --help of PyTorch 2.7
-TORCHRUN = Grammar(
-    {"m": "module"}, frozenset(("standalone", "module", "no-python", "run-path", "help"))
-)
-
-
-def read_directives(text: str, adopted: Adopted) -> tuple[Option, ...]:
-    """The options in the `#SBATCH` lines. sbatch reads them up to the first command, and expands nothing in them."""
-    words: list[Word] = []
-    ended, inside = False, here_document_lines(text)
-    for number, line in enumerate(text.splitlines(), 1):
-        if number in inside:  # the directives of another script
-            continue
-        ended = ended or bool(line.strip() and not line.lstrip().startswith("#"))
-        if not line.startswith("#SBATCH"):
-            continue
-        if ended:
-            adopted.not_carried_over(
-                f"line {number}: {line}", "sbatch ignores #SBATCH lines after the first command"
-            )
-            continue
-        try:
-            found = shlex.split(line.removeprefix("#SBATCH"), comments=True)
-        except ValueError:
-            adopted.refuse(f"line {number}: {line}", "a quote or escape is not closed", edf=True)
-            continue
-        words += [Word(literal(word), word) for word in found]
-    options, rest = split(words, SBATCH)
-    for word in rest[:1]:
-        adopted.refuse(f"#SBATCH … {word.raw}", "this word is not an option")
-    return options
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+_FLAGS, _OPTIONAL = frozenset(_TABLES["flags"]), frozenset(_TABLES["optional"])
+OF_STEPS = frozenset(_TABLES["of_steps"])
+SRUN = Grammar(SHORT["srun"], _FLAGS, _OPTIONAL)
+SBATCH = Grammar(SHORT["sbatch"], _FLAGS | {"wait"}, _OPTIONAL)
