@@ -361,7 +361,7 @@ def faults(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Figures as ratios: start-up; `-- import`, `-- train`, `-- runs`, `-- scripts`, `-- engines`, `-- cold_start`."""
+    """Figures as ratios: start-up; `-- import`, `-- train`, `-- runs`, `-- scripts`, `-- engines`, `-- adopt`, …"""
     if session.posargs[:1] == ["import"]:
         debian_packages(session, CONTAINERS + IMPORTERS)
         install(session, "-e", ".")
@@ -371,7 +371,7 @@ def bench(session: nox.Session) -> None:
         use_shared_environment(session)
         session.run("python", "-m", "bench.training", *session.posargs[1:])
         return
-    if session.posargs[:1] in (["runs"], ["scripts"], ["engines"], ["cold_start"]):
+    if session.posargs[:1] in (["runs"], ["scripts"], ["adopt"], ["engines"], ["cold_start"]):
         debian_packages(session, CONTAINERS + LAB)
         use_shared_environment(session)
         session.run("python", "-m", f"bench.{session.posargs[0]}", *session.posargs[1:])

@@ -1,9 +1,11 @@
 """The comparison of public batch scripts: what it reads, what it ignores, and that its list and the page agree."""
 
+import csv
 import re
 from collections import Counter
 from pathlib import Path
 
+from bench.adopt import LIST
 from bench.scripts import corpus, recorded, shape, submitted
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
@@ -58,4 +60,14 @@ def test_the_page_has_the_counts_of_the_list():
         *submitted_as.values(),
         *calls.values(),
     ]
+    assert [figure for figure in figures if not re.search(rf"(?<!\d){figure}(?!\d)", section)] == []
+
+
+def test_the_page_has_the_counts_of_adopted_scripts():
+    with LIST.open(newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t"))
+    counts = Counter(row["verdict"].split(":")[0] for row in rows)
+    assert set(counts) == {"right", "none", "refused"}
+    section = PAGE.read_text().partition("## runner env adopt")[2].partition("\n## ")[0]
+    figures = [len(rows), len({row["repository"] for row in rows}), *counts.values()]
     assert [figure for figure in figures if not re.search(rf"(?<!\d){figure}(?!\d)", section)] == []

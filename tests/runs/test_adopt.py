@@ -18,8 +18,8 @@ from runner.environments.rewriting import rewrite
 from runner.errors import RunnerError
 from runner.runs.adopt.command_line import read_command_line
 from runner.runs.adopt.containers import GRAMMARS
-from runner.runs.adopt.options import SBATCH, SRUN
 from runner.runs.adopt.script import job_text, read_container
+from runner.runs.schedulers.options import SBATCH, SRUN
 from runner.site_files import load_site
 from tests.conftest import need
 
@@ -336,7 +336,8 @@ STEP = "srun --container-image=$I a"
         ("srun $FLAGS a", "line 2: $FLAGS: only a shell knows whether this contains options of a container"),
         ("docker run --rm $I a", "line 2: $I: only a shell can evaluate this image"),
         ("srun apptainer exec x.sif a", "line 2: x.sif: an EDF cannot name this image"),
-        ("srun --container-image=i a\nsrun --container-image=j b", "line 2: and line 3: they start different"),
+        ("srun --container-image=i a\nsrun --container-image=j b", "line 2 and line 3: they start different"),
+        ("srun --container-image <path to image> a", "line 2: <path to image>: replace this placeholder"),
         ("srun --container-name=x a", "line 2: srun --container-name=x a: it names no image"),
         ("#SBATCH --container-image=$I\na", "#SBATCH: --container-image=$I: only a shell can evaluate"),
         ("srun a", "it has no command with the options of a container"),

@@ -20,10 +20,10 @@ from runner.environments.environment import Environment
 from runner.errors import RunnerError
 from runner.project import Project
 from runner.quoting import literal as quoted
-from runner.runs.adopt.options import SBATCH, split
 from runner.runs.job import KEYS, Job, Layer, Resources, Restart, Setting, time_limit_minutes, value
 from runner.runs.resolve import setting_of
 from runner.runs.schedulers.flags import REFUSED
+from runner.runs.schedulers.options import SBATCH, split
 from runner.runs.schedulers.slurm_commands import SUBMIT, WITHHELD, gpu_request, time_limit_text
 from runner.runs.schedulers.template import restart_words
 from runner.site import Origin, Site

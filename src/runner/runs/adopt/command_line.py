@@ -14,9 +14,9 @@ from runner.expansion import literal
 from runner.machine.secrets import LEAST_LENGTH
 from runner.runs.adopt import containers
 from runner.runs.adopt.adopted import Adopted, plain
-from runner.runs.adopt.options import OF_STEPS, SRUN, Grammar, Option, split
 from runner.runs.checks import check_variable
 from runner.runs.schedulers import flags
+from runner.runs.schedulers.options import OF_STEPS, SRUN, Grammar, Option, split
 from runner.runs.secrets import HIDDEN, hide_words
 
 _KEYS = {"ntasks-per-node": "tasks_per_node", "cpus-per-task": "cpus_per_task", "mem": "memory"}

@@ -10,9 +10,9 @@ from runner.bash import UNKNOWN, Command, commands, evaluated
 from runner.expansion import literal
 from runner.runs.adopt import containers
 from runner.runs.adopt.adopted import Adopted
-from runner.runs.adopt.options import SRUN, Option, split
 from runner.runs.batch import FLAGS, of_script
 from runner.runs.job import KEYS
+from runner.runs.schedulers.options import SRUN, Option, split
 from runner.runs.secrets import HIDDEN, hide_words
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.S)
@@ -52,7 +52,8 @@ def job_text(name: str, batch: str, text: str) -> str:
     flags = [flag for flag in flags if not _has_secret(flag)]
     lines = ["[resources]"] if resources else []
     lines += [f"{key} = {json.dumps(value)}" for key, value in resources.items()]
-    lines += ["", "[slurm]", f"sbatch = {json.dumps(flags, ensure_ascii=False)}"] if flags else []
+    lines += [""] if resources and flags else []
+    lines += ["[slurm]", f"sbatch = {json.dumps(flags, ensure_ascii=False)}"] if flags else []
     return whole + _OWN_VALUES + "".join(f"# {line}".rstrip() + "\n" for line in lines)
 
 
@@ -79,7 +80,8 @@ def read_container(text: str) -> Adopted:
     for other in found:
         first.no_edf += [line for line in other.no_edf if line not in first.no_edf]
         if not first.no_edf and other.changes() != first.changes():
-            first.no_edf.append(f"{first.where}and {other.where}they start different containers")
+            lines = f"{first.where.removesuffix(': ')} and {other.where}"
+            first.no_edf.append(f"{lines}they start different containers")
     return first
 
 
@@ -101,7 +103,9 @@ def _containers(text: str) -> Iterator[Adopted]:
         known |= _assigned(command, known, text)
         adopted = Adopted(None, f"line {command.line}: ")
         if _read_command(command, known, adopted):
-            if not (adopted.image or adopted.base or adopted.no_edf):
+            if found := re.search(r"<\w[^<>]*\w>", command.raw):
+                adopted.refuse(found[0], "replace this placeholder")
+            elif not (adopted.image or adopted.base or adopted.no_edf):
                 adopted.refuse(command.raw, "it names no image")
             yield adopted
 
