@@ -16,7 +16,7 @@ from runner.environments.engines import ENGINES, choose
 from runner.environments.environment import default_environment
 from runner.environments.lint.check import Checked, Linter
 from runner.environments.lint.codes import CODES
-from runner.environments.lint.finding import Finding, Setting, as_data, as_sarif, by_file, fixed
+from runner.environments.lint.finding import Finding, Setting, as_data, by_file, fixed
 from runner.errors import RunnerError, unknown
 from runner.images import sarus_store
 from runner.machine import files, process
@@ -45,10 +45,9 @@ BOTH = ("ce", "sarus")
 
 def _check_for_both(args: argparse.Namespace, console: Console) -> int:
     """Check for both engines of CSCS, and say of each environment with which of them it works."""
-    if args.fix or args.sarif:
-        what = f"{'--fix' if args.fix else '--sarif'} cannot be used with `both`"
+    if args.fix:
         raise RunnerError(
-            what,
+            "--fix cannot be used with `both`",
             "a change for one engine may be wrong for the other",
             "name one: --as sarus",
             exit_code=2,
@@ -244,17 +243,14 @@ def _print(args: argparse.Namespace, console: Console, result: _Result) -> None:
             }
         )
         return
-    if args.sarif:
-        console.answer_json(as_sarif(findings, Path.cwd()))
-    else:
-        for row in result.works:
-            console.line(str(row["verdict"]))
-        for finding in findings:
-            console.line(str(finding))
-            if len(engines := result.engines.get(finding, ())) == 1:
-                console.line(f"  only with {engines[0]}")
-        for answer in result.answers:
-            console.line(f"sarusctl validate: {answer['answer']}")
+    for row in result.works:
+        console.line(str(row["verdict"]))
+    for finding in findings:
+        console.line(str(finding))
+        if len(engines := result.engines.get(finding, ())) == 1:
+            console.line(f"  only with {engines[0]}")
+    for answer in result.answers:
+        console.line(f"sarusctl validate: {answer['answer']}")
     what = checked[0].name if len(checked) == 1 else f"{len(checked)} environments and scripts"
     said = ", ".join(
         f"{count} {kind}{'s' if count != 1 else ''}" for kind, count in counts.items() if count

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-from runner import __version__
 from runner.environments.engines import with_site
 from runner.environments.environment import Environment
 from runner.environments.lint.codes import CODES
@@ -67,47 +65,6 @@ def as_data(finding: Finding) -> dict[str, Any]:
     keys = ("code", "severity", "field", "reason", "fix")
     place = {"path": str(finding.place.path), "line": finding.place.line} if finding.place else {}
     return {**{key: getattr(finding, key) for key in keys}, "path": None, "line": None, **place}
-
-
-_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-
-
-def as_sarif(findings: Sequence[Finding], root: Path) -> dict[str, Any]:
-    """The log of one run. Paths below `root` are written relative to it."""
-    codes = sorted({finding.code for finding in findings})
-    rules = [
-        {
-            "id": code,
-            "shortDescription": {"text": CODES[code].title},
-            "help": {"text": CODES[code].fix},
-            "defaultConfiguration": {"level": CODES[code].severities[0]},
-        }
-        for code in codes
-    ]
-    driver = {"name": "runner", "version": __version__, "rules": rules}
-    results = [_result(finding, codes.index(finding.code), root) for finding in findings]
-    run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
-    return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
-
-
-def _result(finding: Finding, index: int, root: Path) -> dict[str, Any]:
-    result = {
-        "ruleId": finding.code,
-        "ruleIndex": index,
-        "level": finding.severity,
-        "message": {"text": f"{finding.reason}. Try: {finding.fix}"},
-        "properties": {"field": finding.field},
-    }
-    if finding.place is None:
-        return result
-    path = finding.place.path
-    inside = path.is_relative_to(root)
-    uri = quote(path.relative_to(root).as_posix()) if inside else path.absolute().as_uri()
-    region = {"region": {"startLine": finding.place.line}} if finding.place.line else {}
-    return {
-        **result,
-        "locations": [{"physicalLocation": {"artifactLocation": {"uri": uri}, **region}}],
-    }
 
 
 def by_file(findings: Sequence[Finding]) -> dict[Path, list[Finding]]:
