@@ -1,4 +1,4 @@
-"""The same launch again: of the very bytes while they are there, from git and the image source where they are gone."""
+"""The same launch again, of the very bytes; if one is gone, the error says what is missing and how to launch anew."""
 
 import json
 import shutil
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from runner.errors import RunnerError
 from runner.machine.report import Quiet
 from runner.runs import rerun
 from runner.runs.schedulers import local as scheduler
-from tests.end_to_end.conftest import Runner, environment, write
-from tests.images.handmade import file, layout, tar
+from tests.end_to_end.conftest import Runner, write
 
 
 def git(project: Path, *words: str) -> None:
@@ -58,56 +58,35 @@ def test_a_run_whose_folder_is_whole_is_run_again_byte_by_byte(local: Runner, la
     assert json.loads((again / "run.json").read_text())["tags"] == ["again"]
 
 
-def test_a_kept_lock_brings_the_commit_back_and_says_what_is_lost(
-    local: Runner, launched: Path, tmp_path: Path
-) -> None:
+def test_a_kept_lock_finds_its_run_folder(local: Runner, launched: Path, tmp_path: Path) -> None:
     lock = shutil.copy(launched / "lock.toml", tmp_path / "kept.toml")
+    assert "the run folder is complete" in local("rerun", str(lock), "--dry-run").stderr
     shutil.rmtree(launched)
-    done = local("rerun", str(lock))
-    assert "jobs/new.txt: it was never committed" in done.stderr
-    assert "the changes to jobs/data.txt: they were not committed" in done.stderr
-    assert "code/ differs from the original run" in done.stderr
-    assert "one\n" in finished(local, done.stdout.strip())
+    refused = local("rerun", str(lock), code=1).stderr
+    assert f"missing or changed in {tmp_path}: " in refused
+    assert "--engine host --script where -- --seed 7\n" in refused
 
 
-def test_with_the_diff_beside_it_a_purged_snapshot_comes_back_as_it_was(local: Runner, launched: Path) -> None:
+def test_an_incomplete_run_folder_is_refused_with_the_command_and_what_is_missing(
+    local: Runner, launched: Path, project: Path
+) -> None:
+    commit = subprocess.run(("git", "rev-parse", "HEAD"), cwd=project, capture_output=True, text=True).stdout.strip()
     shutil.rmtree(launched / "code")
-    (launched / "lock.toml").write_text(
-        (launched / "lock.toml").read_text().replace('untracked = ["jobs/new.txt"]', "")
-    )
-    shown = local("rerun", launched.name, "--dry-run")
-    assert "incomplete" in shown.stderr and len(local.made()) == 1
-    done = local("rerun", launched.name)
-    assert "not available" not in done.stderr
-    assert "two\n" in finished(local, done.stdout.strip())
+    (launched / "job.sbatch").write_text("changed")
+    for words in (("rerun", launched.name), ("rerun", launched.name, "--dry-run")):
+        refused = local(*words, code=1).stderr
+        assert f"missing or changed in {launched}: job.sbatch, code/" in refused
+        assert f"git checkout {commit}" in refused and "runner launch --site local" in refused
+    assert len(local.made()) == 1
 
 
-def test_an_image_that_was_purged_is_made_again_or_refused(local: Runner, project: Path, tmp_path: Path) -> None:
-    """From where it came; what gives another image now is not run as if it were the same."""
-    source = tmp_path / "app"
-    layout(source, [tar([file("version", b"1")])])
-    runner = Runner(project, {**local.environ, "RUNNER_IMAGES": str(tmp_path / "images")}, "local")
-    path = Path(runner("import", f"oci:{source}").stdout.strip())
-    write(project, {"edf/app.toml": environment(path)})
-    words = ("launch", "--env", "app", "--engine", "host", "--", "true")
-    name = runner(*words).stdout.strip()
-    lock = local.runs / name / "lock.toml"
-    made = path.resolve()
-    lock.write_text(lock.read_text().replace('reference = ""', f'reference = "{made}"'))
-    lines = ('source = "', 'architecture = "')
-    assert made.is_file()
-    text = lock.read_text().replace("[image]\n", f'[image]\nsource = "oci:{source}"\narchitecture = "amd64"\n')
-    lock.write_text(text if not all(line in lock.read_text() for line in lines) else lock.read_text())
-    for each in made.parent.glob("*.sqsh*"):
-        each.unlink()
-    assert "would rebuild image" in runner("rerun", name, "--dry-run").stderr and not made.exists()
-    runner("rerun", name)
-    assert made.is_file()
-    for each in made.parent.glob("*.sqsh*"):
-        each.unlink()
-    shutil.rmtree(source)
-    layout(source, [tar([file("version", b"2")])])
-    assert "cannot restore the image" in runner("rerun", name, code=1).stderr
+def test_an_image_that_is_gone_is_named_with_the_command_that_imports_it(launched: Path) -> None:
+    locked = rerun.find(launched.name, launched.parent)
+    image = {"reference": "/gone/i.sqsh", "source": "docker://a/b:1", "digest": "sha256:12"}
+    with pytest.raises(RunnerError) as caught:
+        rerun.need_image(replace(locked, tables={**locked.tables, "image": image}), Quiet())
+    assert "needs the image /gone/i.sqsh" in caught.value.what
+    assert caught.value.fix == "runner import docker://a/b:1@sha256:12"
 
 
 def test_a_chain_is_run_again_as_long_as_it_was(launched: Path, monkeypatch: pytest.MonkeyPatch) -> None:

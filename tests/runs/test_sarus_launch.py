@@ -162,18 +162,18 @@ def test_build_brings_what_is_missing(project: Project, sarus: Sarus) -> None:
     assert asked[0].brought_by == ("runner", "build", "ngc-deepspeed", "--import")
 
 
-def test_a_rerun_needs_its_image_in_the_store(project: Project, sarus: Sarus, tmp_path: Path) -> None:
+def test_a_rerun_needs_its_image_in_the_store(sarus: Sarus, tmp_path: Path) -> None:
     table = lock._image(LaunchImage(REFERENCE, stored=record(sarus)))
     again = rerun.Locked(tmp_path / "lock.toml", {"image": table, "recipe": {"name": "ngc-deepspeed"}})
     report = Quiet()
-    rerun.need_image(again, project, os.environ, report, dry_run=False)
+    rerun.need_image(again, report)
     assert report.lines == []
     table["store_id"] = "f" * 12
-    rerun.need_image(again, project, os.environ, report, dry_run=False)
+    rerun.need_image(again, report)
     assert "and the run used ffffffffffff" in report.lines[0]
     sarus_store.remove(REFERENCE)
     with pytest.raises(RunnerError, match="is not in Sarus Suite's store") as error:
-        rerun.need_image(again, project, os.environ, report, dry_run=False)
+        rerun.need_image(again, report)
     assert error.value.fix == "runner build ngc-deepspeed --import"
 
 

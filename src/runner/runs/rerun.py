@@ -1,8 +1,9 @@
-"""`runner rerun`: repeat a launch from its lock. Deleted parts are recreated, or reported as lost."""
+"""`runner rerun`: repeat a launch from its run folder and its lock."""
 
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -12,17 +13,10 @@ from typing import Any
 
 from runner.errors import RunnerError
 from runner.images import sarus_store
-from runner.images.build.base import BuildOptions
-from runner.images.build.build import build
-from runner.images.importer.importer import import_image
-from runner.images.importer.plan import ImportOptions, ImportRequest
-from runner.images.recipe import load_recipe
-from runner.machine import folders, process
+from runner.machine import folders
 from runner.machine.report import Report
-from runner.project import Project
 from runner.runs import diff, hub, lock, snapshot, submit
 from runner.runs.after import Dependencies
-from runner.runs.git import command
 from runner.runs.run import PREPARING, Run, find_run, load, save
 from runner.runs.schedulers.scheduler import scheduler_of
 from runner.runs.secrets import write_record
@@ -81,6 +75,9 @@ def find(word: str, runs: Path) -> Locked:
     path = Path(word).expanduser().resolve()
     path = path if path.is_file() else find_run(word, runs).folder / LOCK
     tables = lock.load(path)
+    original = runs / str(tables.get("run", {}).get("name", "")) / LOCK
+    if original.is_file() and original.read_bytes() == path.read_bytes():
+        path = original  # the user has kept a copy of the lock in another folder
     if "files" not in tables:
         raise RunnerError(
             f"cannot launch the run of {path} again",
@@ -90,9 +87,22 @@ def find(word: str, runs: Path) -> Locked:
     return Locked(path, tables)
 
 
-def is_whole(locked: Locked) -> bool:
-    """Whether the run folder still has every byte of the launch."""
-    return not locked.changed_files and locked.code is not None
+def refuse_incomplete(locked: Locked) -> None:
+    """Raise RunnerError if the run folder no longer has every byte of the launch."""
+    missing = (*locked.changed_files, *(() if locked.code is not None else ("code/",)))
+    if not missing:
+        return
+    shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
+    lines = [shlex.join(("runner", *map(str, locked.tables["run"]["command_line"])))]
+    if commit := locked.tables.get("code", {}).get("commit"):
+        lines.insert(
+            0, f"git checkout {commit}   (the code of that launch, without uncommitted changes)"
+        )
+    raise RunnerError(
+        f"{locked.name} cannot be rerun",
+        f"missing or changed in {locked.folder}: {shown}",
+        "launch it anew:\n" + "\n".join(lines),
+    )
 
 
 def changed_script(locked: Locked) -> tuple[str, bool]:
@@ -151,15 +161,6 @@ def same_bytes(locked: Locked, runs: Path, report: Report, tags: Sequence[str] =
     return submit.start(run, Dependencies(), int(tables["job"].get("chain", 0)), report)
 
 
-def differences(locked: Locked, run: Run) -> tuple[str, ...]:
-    """The parts of a new run that differ from the lock, one line each."""
-    now = lock.read((run.folder / LOCK).read_text())
-    names = {**locked.tables["files"], **now["files"]}
-    found = [name for name in names if locked.tables["files"].get(name) != now["files"].get(name)]
-    same = locked.tables.get("code", {}).get("content") == now.get("code", {}).get("content")
-    return (*found, *(() if same else ("code/",)))
-
-
 def _sha256(path: Path) -> str:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -170,104 +171,26 @@ def _sha256(path: Path) -> str:
 Table = Mapping[str, Any]
 
 
-def code_from_git(code: Table, root: Path, target: Path, diff: Path | None) -> tuple[str, ...]:
-    """Check out the lock's commit into `target`, and apply the saved diff. Returns what cannot be restored.
-
-    Raises RunnerError if the commit is not in the repository of `root`.
-    """
-    commit = code.get("commit", "")
-    index = {"GIT_INDEX_FILE": str(target.parent / ".restored-index")}
-    below = process.run(command(root, "rev-parse", "--show-prefix"), check=False).stdout.strip()
-    tree = f"{commit}:{below.rstrip('/')}" if below else commit
-    read = process.run(command(root, "read-tree", tree), env=index, check=False) if commit else None
-    if read is None or read.exit_code != 0:
-        why = f"its code snapshot no longer exists, and {root} has no commit {commit[:12]}"
-        fix = "run git fetch, or run `runner rerun` in a clone that has the commit"
-        if not commit:
-            why = "its code snapshot no longer exists, and the code was not in a git repository"
-            fix = "launch again with the command line that `runner history` prints"
-        raise RunnerError("cannot restore the code of that run", why, fix)
-    process.run(command(root, "checkout-index", "--all", f"--prefix={target}/"), env=index)
-    folders.discard(Path(index["GIT_INDEX_FILE"]))
-    lost = [f"the file {name}: it was never committed" for name in code.get("untracked", ())]
-    changed: Sequence[str] = code.get("modified", ())
-    if changed and diff is not None and diff.is_file():
-        alone = {
-            "GIT_CEILING_DIRECTORIES": str(target.parent)
-        }  # ignore a git repository that contains `target`
-        process.run(("git", "-C", str(target), "apply", "--binary", str(diff)), env=alone)
-    else:
-        lost += [
-            f"the changes to {name}: they were not committed, and {DIFF} is gone"
-            for name in changed
-        ]
-    return tuple(lost)
-
-
-def need_image(
-    locked: Locked, project: Project, environ: Mapping[str, str], report: Report, *, dry_run: bool
-) -> None:
-    """Recreate the squashfs file if it is missing: from its recipe, or else from the source of the import.
-
-    Raises RunnerError if the result is a different image, or if Sarus Suite's store lacks the image.
-    """
+def need_image(locked: Locked, report: Report) -> None:
+    """Raise RunnerError if the run's image is gone; it says how to get it back."""
     table, recipe = locked.tables.get("image", {}), locked.tables.get("recipe", {})
-    if table.get("store_id"):
-        _need_stored(table, recipe, report)
-        return
-    path = Path(str(table.get("reference", "")))
-    name, source = recipe.get("name", ""), table.get("source", "")
-    if not path.is_absolute() or path.exists():
-        return
-    if dry_run:
-        report.say(f"would rebuild image {path.name} from {table.get('source')}")
-        return
-    options = ImportOptions(architecture=table.get("architecture") or None)
-    report.say(
-        f"the image {path.name} no longer exists; rebuilding it from {f'the recipe {name}' if name else source}"
-    )
-    if name:
-        platform = f"linux/{table['architecture']}" if table.get("architecture") else None
-        build(load_recipe(name, project), BuildOptions(platform=platform), environ, report)
-        source = name
+    reference, source = str(table.get("reference", "")), str(table.get("source", ""))
     digest = table.get("digest", "")
-    # the tag of a registry reference may have moved
-    pinned = (
-        f"{source}@{digest}"
-        if source.startswith("docker://") and digest and "@" not in source
-        else source
-    )
-    made = import_image(
-        ImportRequest(pinned, path.parent, project, environ, options), report
-    ).squashfs
-    if made.path != path:
-        raise RunnerError(
-            f"cannot restore the image {path.name}",
-            f"importing {source} now produces another image, {made.path.name}"
-            + (
-                f"; the run used the recipe {recipe.get('content')}, at {recipe.get('revision', '?')}"
-                if name
-                else ""
-            ),
-            "check out that version of the recipe and try again, or launch again with the current image",
-        )
-
-
-def _need_stored(table: Mapping[str, Any], recipe: Mapping[str, Any], report: Report) -> None:
-    """Raise RunnerError if Sarus Suite's store lacks the image of a lock. Another image of that name is a warning."""
-    reference = str(table["reference"])
+    if source.startswith("docker://") and digest and "@" not in source:
+        source = f"{source}@{digest}"  # the tag may have moved
+    command = f"runner import {source}"
+    if recipe.get("name"):
+        command = f"runner build {recipe['name']} --import"
+    if recipe.get("revision"):
+        command += f"   (the recipe was at {recipe['revision']})"
+    if not table.get("store_id"):
+        if Path(reference).is_absolute() and not Path(reference).exists():
+            why = "the file no longer exists"
+            raise RunnerError(f"{locked.name} needs the image {reference}", why, command)
+        return
     row = sarus_store.find(reference, sarus_store.list_images())
     if row is None:
-        source = str(table.get("source", ""))
-        command = (
-            f"runner build {recipe['name']} --import"
-            if recipe.get("name")
-            else f"runner import {source}"
-        )
-        revision = f"   (the recipe was at {recipe['revision']})" if recipe.get("revision") else ""
         why = "sarusctl images does not list it"
-        raise RunnerError(
-            f"the image {reference} is not in Sarus Suite's store", why, f"{command}{revision}"
-        )
+        raise RunnerError(f"the image {reference} is not in Sarus Suite's store", why, command)
     if row.id != table["store_id"]:
         report.warn(f"{reference} in the store is {row.id}, and the run used {table['store_id']}")
