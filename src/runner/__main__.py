@@ -8,8 +8,8 @@ import sys
 
 def main(*verb: str) -> int:
     """Run the command line of this process, and return its exit code."""
-    # Without these two lines, a short command spends a tenth of its time in the garbage collector: while modules are
-    # end, when Python looks once more through all that is about to go anyway.
+    # Without the calls of gc, a short command spends a tenth of its time in the garbage collector: while it reads
+    # modules, and at its end, when Python looks once more through all that is about to go anyway.
     gc.set_threshold(400_000)
     try:
         from runner.cli import run

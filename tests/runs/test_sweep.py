@@ -8,11 +8,10 @@ import pytest
 from runner.environments.environment import Environment
 from runner.errors import RunnerError
 from runner.runs import after, status
-from runner.runs.after import Dependencies
 from runner.runs.gc import empty_sweeps
 from runner.runs.history import Filters, find
 from runner.runs.job import Job
-from runner.runs.run import SUBMITTED, Run, find_run, find_runs, save
+from runner.runs.run import SUBMITTED, Dependencies, Run, find_run, find_runs, save
 from runner.runs.schedulers.slurm_commands import dependency_flags, parse_status
 from runner.runs.sweep import _job, parse
 
@@ -99,10 +98,10 @@ def test_only_open_runs_are_waited_for_and_a_failed_one_is_refused(
 def test_the_folder_of_the_run_before_stands_for_its_place(tmp_path: Path) -> None:
     one = make(tmp_path, "a-0001")
     job = Job("b", Environment("e", None, ""), command=("x",), arguments=("--checkpoint", "{after}/checkpoints/final"))
-    assert Dependencies((one,)).with_folder(job).arguments[1] == f"{one.folder}/checkpoints/final"
+    assert after.with_folder(job, Dependencies((one,))).arguments[1] == f"{one.folder}/checkpoints/final"
     for waits in (Dependencies(), Dependencies((one,), (one,))):
         with pytest.raises(RunnerError):
-            waits.with_folder(job)
+            after.with_folder(job, waits)
 
 
 def test_the_job_id_of_the_whole_array_means_the_sweep(tmp_path: Path) -> None:

@@ -33,8 +33,8 @@ def take_numbered(parent: Path, stem: str) -> Path:
             while True:
                 number += 1
                 folder = parent / f"{stem}-{number:04}"
-                # update NUMBERS first: skipping a number does no harm, but using one twice would
-                # in a shared folder, another user may own the file; the existing folders are counted then
+                # NUMBERS first: to skip a number does no harm, but to use one twice would. In a shared folder,
+                # another user may own the file; then the number comes from the folders that exist
                 with suppress(RunnerError):
                     files.write(
                         parent / NUMBERS, json.dumps({**given, stem: number}, indent=1) + "\n"

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
 
 from runner.environments.edf import Mount
 from runner.errors import RunnerError
 from runner.project import Project
 from runner.runs.job import Job
+from runner.runs.run import Dependencies, find_runs
 from runner.site import Site
-
-if TYPE_CHECKING:
-    from runner.runs.run import Run
 
 PLACE = "{after}"
 """the placeholder, in the user's command, for the folder of the run to wait for"""
@@ -21,40 +18,28 @@ FILE = "after"
 MOUNT = Mount("${RUNNER_AFTER}", "${RUNNER_AFTER}", ("ro",))
 
 
-class Dependencies(NamedTuple):
-    """The runs to wait for."""
+def mounts(waits: Dependencies) -> tuple[Mount, ...]:
+    """The mounts for the job's containers: the folder of the first run, read-only."""
+    return (MOUNT,) if waits.runs else ()
 
-    succeeded: tuple[Run, ...] = ()
-    """runs that must end with exit code 0"""
-    ended: tuple[Run, ...] = ()
-    """runs that must end, with any exit code"""
 
-    @property
-    def runs(self) -> tuple[Run, ...]:
-        return (*self.succeeded, *self.ended)
+def files(waits: Dependencies) -> Mapping[str, str]:
+    """Files of the run folder."""
+    return {FILE: f"{waits.runs[0].folder}\n"} if waits.runs else {}
 
-    @property
-    def mounts(self) -> tuple[Mount, ...]:
-        """The mounts for the job's containers: the folder of the first run, read-only."""
-        return (MOUNT,) if self.runs else ()
 
-    @property
-    def files(self) -> Mapping[str, str]:
-        """Files of the run folder."""
-        return {FILE: f"{self.runs[0].folder}\n"} if self.runs else {}
-
-    def with_folder(self, job: Job) -> Job:
-        """The job with `{after}` in its command replaced. Raises RunnerError if there is not exactly one run."""
-        words = (*job.command, *job.arguments)
-        if not any(PLACE in word for word in words):
-            return job
-        if len(self.runs) != 1:
-            raise RunnerError(
-                f"cannot fill in {PLACE}, because --after names {len(self.runs) or 'no'} runs",
-                f"{PLACE} stands for the folder of the run in --after, so --after must name exactly one run",
-                "give exactly one --after RUN, or write the path of the folder",
-            )
-        return job.filled(PLACE, str(self.runs[0].folder))
+def with_folder(job: Job, waits: Dependencies) -> Job:
+    """The job with `{after}` in its command replaced. Raises RunnerError if there is not exactly one run."""
+    words = (*job.command, *job.arguments)
+    if not any(PLACE in word for word in words):
+        return job
+    if len(waits.runs) != 1:
+        raise RunnerError(
+            f"cannot fill in {PLACE}, because --after names {len(waits.runs) or 'no'} runs",
+            f"{PLACE} stands for the folder of the run in --after, so --after must name exactly one run",
+            "give exactly one --after RUN, or write the path of the folder",
+        )
+    return job.filled(PLACE, str(waits.runs[0].folder))
 
 
 def find(
@@ -67,8 +52,6 @@ def find(
     """Find the runs that the user named. Raises RunnerError for a run of another cluster."""
     if not succeeded and not ended:
         return Dependencies()
-    from runner.runs.run import find_runs  # slow to import, and most launches have no --after
-
     runs = site.runs(environ, project)
     waits = Dependencies(
         *(

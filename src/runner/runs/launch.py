@@ -23,8 +23,7 @@ from runner.errors import RunnerError, unknown
 from runner.machine import process
 from runner.machine.report import Report
 from runner.project import Project, is_shared_place
-from runner.runs import hub, payload, resolve, snapshot, trainer
-from runner.runs.after import Dependencies, find
+from runner.runs import after, hub, payload, resolve, snapshot, trainer
 from runner.runs.budget import Budget, budget_of
 from runner.runs.checks import check as check_job
 from runner.runs.checks import check_mounts, lacks_account, path_on_host
@@ -46,6 +45,7 @@ from runner.runs.program import (
     program_of_script,
     script_names,
 )
+from runner.runs.run import Dependencies
 from runner.runs.save_signal import with_save_signal
 from runner.runs.schedulers.scheduler import scheduler_of
 from runner.runs.snapshot import Snapshot
@@ -155,8 +155,8 @@ def prepare(
         check_architecture(image, site)
     with _noted(notes, request.dry_run):
         notes += check_mounts(environment, environ, here=site.is_local and engine != "host")
-    waits = find(request.after, request.after_any, site, environ, project)
-    job = waits.with_folder(_job(request, job_file, program, environment, site))
+    waits = after.find(request.after, request.after_any, site, environ, project)
+    job = after.with_folder(_job(request, job_file, program, environment, site), waits)
     runs = None
     with suppress(RunnerError):  # the path may contain a variable that is defined only on the site
         job = resolve.with_measured(job, runs := site.runs(environ, project))
@@ -173,7 +173,7 @@ def prepare(
     asked = snapshot.begin(
         program.main, program.outside, program.shipped
     )  # git runs while the script is rendered
-    environment = run_environment(environment, image, (CODE_MOUNT, *waits.mounts))
+    environment = run_environment(environment, image, (CODE_MOUNT, *after.mounts(waits)))
     attachment = attach(environment, site, engine)
     script = scheduler.script(job, attachment, site)
     notes += (*hub_notes, *attachment.notes, *job.notes, *program.notes)
@@ -216,7 +216,7 @@ def _complete(plan: RunPlan, project: Project) -> RunPlan:
         EDF: emit_edf(environment, f"{environment.name}: what the containers of this run see"),
         **plan.attachment.files,
         **payload.files(batch=plan.batch is not None),
-        **plan.waits.files,
+        **after.files(plan.waits),
         NOTIFY: " ".join(job.notify) + "\n",
         trainer.FILE: trainer.render(job.trainer, project, words, job.origins["trainer"].place),
         **plan.files,
@@ -261,7 +261,7 @@ def _plan_of_batch(
         *batch.notes(script, (given, job_file)),
         *((_no_account(site),) if lacks_account(job, site) else ()),
     )
-    waits = find(request.after, request.after_any, site, environ, project)
+    waits = after.find(request.after, request.after_any, site, environ, project)
     if waits.runs and "dependency" in script.options:
         what = f"{script.options['dependency'].origin}: --after does not work with --dependency"
         raise RunnerError(
@@ -269,7 +269,7 @@ def _plan_of_batch(
             "--after sets --dependency too",
             "leave out --after, or add its job id to --dependency",
         )
-    job = waits.with_folder(job)
+    job = after.with_folder(job, waits)
     main, taken, trouble = _snapshot_of_batch(script, project, strict=request.from_snapshot)
     if request.from_snapshot:
         script, needed = batch.in_snapshot(script, main, taken.files)

@@ -16,8 +16,7 @@ from runner.images import sarus_store
 from runner.machine import folders
 from runner.machine.report import Report
 from runner.runs import diff, hub, lock, snapshot, submit
-from runner.runs.after import Dependencies
-from runner.runs.run import PREPARING, Run, find_run, load, save
+from runner.runs.run import PREPARING, Dependencies, Run, find_run, load, save
 from runner.runs.schedulers.scheduler import scheduler_of
 from runner.runs.secrets import write_record
 from runner.runs.snapshot import DIFF

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner.errors import RunnerError, unknown
 from runner.machine import files
@@ -154,6 +154,19 @@ class Run:
 
 _WRITTEN = frozenset(each.name for each in fields(Run)) - {"folder"}
 _LISTS = frozenset(each.name for each in fields(Run) if each.default == ())
+
+
+class Dependencies(NamedTuple):
+    """The runs that a launch waits for."""
+
+    succeeded: tuple[Run, ...] = ()
+    """runs that must end with exit code 0"""
+    ended: tuple[Run, ...] = ()
+    """runs that must end, with any exit code"""
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        return (*self.succeeded, *self.ended)
 
 
 def save(run: Run) -> None:

@@ -16,10 +16,9 @@ from runner.images.squashfs_file import with_sha256
 from runner.machine import files, folders, secrets, sessions
 from runner.machine.report import Report
 from runner.runs import after, budget, checks, lock, snapshot
-from runner.runs.after import Dependencies
 from runner.runs.batch import Batch
 from runner.runs.launch import RunPlan
-from runner.runs.run import Run, save
+from runner.runs.run import Dependencies, Run, save
 from runner.runs.schedulers.scheduler import scheduler_of
 from runner.runs.secrets import hide_words, refuse_in, write_record
 from runner.runs.snapshot import Snapshot

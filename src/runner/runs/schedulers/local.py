@@ -21,8 +21,7 @@ from runner.runs.schedulers.template import render
 from runner.site import Site
 
 if TYPE_CHECKING:
-    from runner.runs.after import Dependencies
-    from runner.runs.run import Run
+    from runner.runs.run import Dependencies, Run
 
 PROGRAMS: tuple[str, ...] = ()
 BY_HAND = "bash job.sbatch >> job.log 2>&1"

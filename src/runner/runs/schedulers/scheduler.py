@@ -12,9 +12,8 @@ from runner.errors import unknown
 if TYPE_CHECKING:
     from runner.environments.environment import Attachment
     from runner.machine.report import Report
-    from runner.runs.after import Dependencies
     from runner.runs.job import Job
-    from runner.runs.run import Run
+    from runner.runs.run import Dependencies, Run
     from runner.runs.schedulers import local, slurm
     from runner.site import Site
 

@@ -25,8 +25,7 @@ from runner.runs.schedulers.template import joined, render
 from runner.site import Site
 
 if TYPE_CHECKING:
-    from runner.runs.after import Dependencies
-    from runner.runs.run import Run
+    from runner.runs.run import Dependencies, Run
 
 PROGRAMS: tuple[str, ...] = ("sbatch",)
 BY_HAND = "sbatch job.sbatch"

@@ -19,7 +19,7 @@ from runner.runs.schedulers.scheduler import ACTIVE, JobStatus
 from runner.site import Site
 
 if TYPE_CHECKING:
-    from runner.runs.after import Dependencies
+    from runner.runs.run import Dependencies
 
 SUBMIT = "submit.sh"
 """the file of a run folder that submits the user's own batch script (runs/batch.py)"""
