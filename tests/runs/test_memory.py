@@ -169,7 +169,7 @@ def test_sizes_are_read() -> None:
 def test_the_answer_is_a_table_or_json_and_says_what_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(LLAMA))
-    words = ["memory", str(config), "--gpus", "8", "--gpu", "H100", "--length", "4096", "--micro_batch", "1,2"]
+    words = ["memory", str(config), "--gpus", "8", "--gpu", "H100", "--length", "4096", "--micro-batch", "1,2"]
     assert run([*words, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["parameters"] == WEIGHTS
@@ -198,7 +198,7 @@ def test_shape_flags_stand_for_a_config_or_change_it(tmp_path: Path, capsys: pyt
     ("words", "expected"),
     [
         (["--length", "9000"], "more than the model supports"),
-        (["--micro_batch", "1,x"], "is not a list of numbers"),
+        (["--micro-batch", "1,x"], "is not a list of numbers"),
         (["--deepspeed", "zero9"], "zero9"),
         (["--gpus", "0"], "--gpus 0"),
         (["--gpu", "Voodoo"], "does not know the memory size of GPU 'Voodoo'"),

@@ -14,7 +14,6 @@ from runner.errors import RunnerError
 # their scripts completion.SHELL ask `runner completion words -- WORDS…` for the possible words; without any, they offer
 # files
 _SHELLS = ("bash", "zsh", "fish")
-_ENGINES = ("ce", "sarus", "pyxis", "enroot", "podman", "docker", "apptainer", "sandbox", "host")
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
@@ -86,7 +85,8 @@ def _in_verb(parser: argparse.ArgumentParser, before: Sequence[str], current: st
             else []
         )
     if current.startswith("-"):
-        return _starting(current, (name for name in options if name.startswith("--")))
+        shown = [name for name, each in options.items() if each.help != argparse.SUPPRESS]
+        return _starting(current, (name for name in shown if name.startswith("--")))
     positionals = [action for action in parser._actions if not action.option_strings]
     if places < len(positionals):
         return _starting(current, _values(positionals[places]))
@@ -108,7 +108,9 @@ def _values(action: argparse.Action) -> list[str]:
     if action.dest == "site" or (action.dest, action.metavar) == ("name", "NAME"):
         return _sites()
     if action.dest == "engine":
-        return list(_ENGINES)
+        from runner.environments.engines import ENGINES  # slow to import, and few words need it
+
+        return list(ENGINES)
     metavar = action.metavar if isinstance(action.metavar, str) else ""
     return [word for kind in metavar.split("|") for word in _words(kind)]
 

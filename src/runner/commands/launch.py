@@ -261,11 +261,8 @@ def _values(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
     """(name, value, source) of every value that the script was rendered from."""
     job = plan.job
     for name, key in KEYS.items():
-        value = (
-            getattr(job.resources, name, None)
-            if hasattr(job.resources, name)
-            else getattr(job, name, None)
-        )
+        owner = job.resources if hasattr(job.resources, name) else job
+        value = getattr(owner, name, None)
         parts: dict[str, object] = {name: value}
         if name == "restart" and job.restart:
             parts = {f"restart.{cause}": text for cause, text in job.restart.words.items()}

@@ -252,9 +252,9 @@ def _micro_batches(text: str) -> list[int]:
     words = text.split(",")
     if not all(word.strip().isdigit() and int(word) > 0 for word in words):
         raise RunnerError(
-            f"--micro_batch {text!r} is not a list of numbers",
+            f"--micro-batch {text!r} is not a list of numbers",
             "each number must be 1 or more",
-            "--micro_batch 1,2,4",
+            "--micro-batch 1,2,4",
         )
     return [int(word) for word in words]
 
@@ -268,7 +268,7 @@ def _gpu_bytes(args: argparse.Namespace) -> int | None:
             raise RunnerError(
                 f"runner does not know the memory size of GPU {args.gpu!r}",
                 f"known GPUs: {', '.join(USABLE_GIB)}",
-                "give the size, for example --gpu_memory 80GiB",
+                "give the size, for example --gpu-memory 80GiB",
             )
         return found
     site, _ = find_site(args.site, os.environ)
@@ -285,7 +285,7 @@ def _verdict(
     if host := max(each.host for each in found):
         console.say(f"offload needs up to {_gib(host)} GiB of host memory per GPU")
     if gpu is None:
-        console.say("to see which settings fit: --gpu NAME or --gpu_memory SIZE")
+        console.say("to see which settings fit: --gpu NAME or --gpu-memory SIZE")
         return 0
     console.say(
         f"FITS is yes if 1.05 x TOTAL + 1.5 GiB is at most the GPU's memory of {_gib(gpu)} GiB"
@@ -293,6 +293,6 @@ def _verdict(
     if True in fits:
         return 0
     console.say(
-        "nothing fits: try --activation_checkpointing, a shorter --length, --deepspeed zero3-offload, or more --gpus"
+        "nothing fits: try --activation-checkpointing, a shorter --length, --deepspeed zero3-offload, or more --gpus"
     )
     return 1

@@ -102,10 +102,13 @@ def add_verb(
     for names, given in table.items():
         how = {"action": "store_true", "help": given} if isinstance(given, str) else given
         how |= {"type": int} if "type" in how else {}
-        group = how.pop("one_of", None)
+        group, old = how.pop("one_of", None), how.pop("old", None)
         if group and group not in groups:
             groups[group] = verb.add_mutually_exclusive_group()
-        (groups[group] if group else verb).add_argument(*names.split(), **how)
+        action = (groups[group] if group else verb).add_argument(*names.split(), **how)
+        if old:  # an earlier spelling, which the help does not show
+            hidden = {"dest": action.dest, "help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
+            verb.add_argument(old, **how | hidden)
     verb.set_defaults(run=run)
     return verb
 

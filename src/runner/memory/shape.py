@@ -12,7 +12,7 @@ from typing import Any
 from runner.errors import RunnerError
 
 GIB = 1024**3
-# GiB that torch.cuda reports (total_memory), rounded down. For other GPUs, use `--gpu_memory`.
+# GiB that torch.cuda reports (total_memory), rounded down. For other GPUs, use `--gpu-memory`.
 USABLE_GIB = {
     "H200": 139,
     "GH200": 94,
@@ -45,9 +45,9 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(GiB|G|GB|MiB|M|MB)?", text.strip(), re.IGNORECASE)
     if match is None:
         raise RunnerError(
-            f"--gpu_memory {text!r} is not a size",
+            f"--gpu-memory {text!r} is not a size",
             "a size must be a number with GiB, GB or MiB",
-            "--gpu_memory 80GiB",
+            "--gpu-memory 80GiB",
         )
     unit = (match[2] or "GiB").upper()
     factor = {"GIB": GIB, "G": GIB, "GB": 10**9, "MIB": 1024**2, "M": 1024**2, "MB": 10**6}[unit]

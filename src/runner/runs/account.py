@@ -144,13 +144,16 @@ def account(run: Run, now: float) -> Account:
             ):
                 of_attempts[each.attempt.number].add(spent, weight)
                 of_nodes.setdefault(name, Classes()).add(spent, weight)
-    rungs = [rung.name if (rung := each.attempt.rung) else "" for each in attempts]
-    done = map(
-        AttemptAccount, of_attempts, (each.cause for each in attempts), rungs, of_attempts.values()
+    done = tuple(
+        AttemptAccount(
+            number=each.attempt.number,
+            cause=each.cause,
+            rung=each.attempt.rung.name if each.attempt.rung else "",
+            classes=of_attempts[each.attempt.number],
+        )
+        for each in attempts
     )
-    return Account(
-        run, "gpu" if gpus else "cpu", tuple(done), of_nodes, tuple(dict.fromkeys(notes))
-    )
+    return Account(run, "gpu" if gpus else "cpu", done, of_nodes, tuple(dict.fromkeys(notes)))
 
 
 def _of_node(

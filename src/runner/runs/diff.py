@@ -89,7 +89,8 @@ class Comparison:
 def run_side(run: Run) -> Side:
     """The side for a run folder. Raises RunnerError if its lock cannot be read."""
     tables = lock.load(run.folder / "lock.toml")
-    code = tree_of_run(run, int(tables.get("code", {}).get("files", 0)))
+    count = int(tables.get("code", {}).get("files", 0))
+    code = tree_of_run(run.name, run.code, count, run.launched)
     return Side(run.name, {**tables, **_inside(run)}, files.text_of(run.folder / EDF), code)
 
 
@@ -218,19 +219,19 @@ class Tree:
     """files that are newer than this time may be output of the job, which ran in this folder; infinite if no job did"""
 
 
-def tree_of_run(run: Run, count: int) -> Tree | None:
+def tree_of_run(name: str, code: Path, count: int, launched: float | None) -> Tree | None:
     """The tree of RUN/code, which had `count` files at launch; None if it was removed."""
-    if not run.code.is_dir():
+    if not code.is_dir():
         return None
     files: dict[str, Path] = {}
-    for folder, inner, names in os.walk(run.code):
-        inner[:] = [name for name in inner if name != "__pycache__"]
-        links = [name for name in inner if (Path(folder) / name).is_symlink()]
-        for name in (*names, *links):
-            path = Path(folder) / name
-            files[path.relative_to(run.code).as_posix()] = path
-    since = run.launched if len(files) > count else None
-    return Tree(run.name, files, float("inf") if since is None else since)
+    for folder, inner, names in os.walk(code):
+        inner[:] = [each for each in inner if each != "__pycache__"]
+        links = [each for each in inner if (Path(folder) / each).is_symlink()]
+        for each in (*names, *links):
+            path = Path(folder) / each
+            files[path.relative_to(code).as_posix()] = path
+    since = launched if len(files) > count else None
+    return Tree(name, files, float("inf") if since is None else since)
 
 
 def compare_trees(

@@ -159,7 +159,8 @@ def prepare(
     job = after.with_folder(_job(request, job_file, program, environment, site), waits)
     runs = None
     with suppress(RunnerError):  # the path may contain a variable that is defined only on the site
-        job = resolve.with_measured(job, runs := site.runs(environ, project))
+        runs = site.runs(environ, project)
+        job = resolve.with_measured(job, runs)
     job = with_save_signal(
         resolve.with_save_every(job, program, site, runs), program, project, site
     )

@@ -177,9 +177,9 @@ class Phases:
             share = min(max((self.highest - step) / steps, 0.0), 1.0)
             for kind, until in [("repeated", at + (work[0][1] - at) * share), *work]:
                 if until > found[-1][1]:
-                    found[-1:] = (
-                        [(kind, until)] if found[-1][0] == kind else [found[-1], (kind, until)]
-                    )
+                    if found[-1][0] == kind:
+                        found.pop()  # it goes on until later
+                    found.append((kind, until))
             step, at = entry.step, max(entry.time, at)
         return found
 
@@ -319,17 +319,14 @@ def _read(
         )
     elif attempt.outputs:  # a user's own batch script is the program
         times |= {("program", str(node)): times["step", ""] for node in range(len(nodes))}
-    for event, node in [
-        key
-        for key, at in times.items()
-        if key[0] != "left"
-        and not ((run.launched or begin) if key[0] in ("submitted", "held") else begin)
-        - _JUMP_SECONDS
-        <= at
-        <= last + _JUMP_SECONDS
-    ]:
-        del times[event, node]
-        notes.append(f"{place}: `{event}` is outside the attempt, so a clock was wrong")
+    for (event, node), at in list(times.items()):
+        if event == "left":  # of the allocation: account.py bounds it
+            continue
+        before = event in ("submitted", "held")
+        earliest = (run.launched or begin) if before else begin
+        if not earliest - _JUMP_SECONDS <= at <= last + _JUMP_SECONDS:
+            del times[event, node]
+            notes.append(f"{place}: `{event}` is outside the attempt, so a clock was wrong")
     held = list(dict.fromkeys([*nodes, *_expanded(start.get("held", ""))]))
     return Phases(attempt, start, times, entries, costs, nodes, begin, ended, last, held)
 
@@ -349,7 +346,8 @@ def _read_times(folder: Path, place: str, notes: list[str]) -> dict[tuple[str, s
                 bad += 1
                 continue
             key = (event, node if event in _OF_NODES else "")
-            found[key] = (max if event in _LAST else min)(found.get(key, at), at)
+            known = found.get(key, at)
+            found[key] = max(known, at) if event in _LAST else min(known, at)
         if bad:
             notes.append(f"{place}/{path.name}: damaged lines are left out ({bad})")
     return found

@@ -16,7 +16,7 @@ from runner.images import sarus_store
 from runner.machine import folders
 from runner.machine.report import Report
 from runner.runs import diff, hub, lock, snapshot, submit
-from runner.runs.run import PREPARING, Dependencies, Run, find_run, load, save
+from runner.runs.run import PREPARING, Dependencies, Run, find_run, load, save, unix_time
 from runner.runs.schedulers.scheduler import scheduler_of
 from runner.runs.secrets import write_record
 from runner.runs.snapshot import DIFF
@@ -51,21 +51,18 @@ class Locked:
     def code(self) -> tuple[str, ...] | None:
         """The files of the snapshot; None if it is missing or has changed."""
         table = self.tables.get("code", {})
-        run = Run(
-            self.name, self.folder, "", "", "", str(self.tables.get("run", {}).get("created", ""))
-        )
         if not table.get("files"):
             return ()
-        tree = diff.tree_of_run(run, int(table["files"]))
+        code = self.folder / "code"
+        launched = unix_time(str(self.tables.get("run", {}).get("created", "")))
+        tree = diff.tree_of_run(self.name, code, int(table["files"]), launched)
         if tree is None or not tree.files:
             return None
         names = tuple(
             name for name, path in tree.files.items() if path.lstat().st_mtime <= tree.since
         )
         return (
-            names
-            if snapshot.fingerprint_of_folder(run.code, names) == table.get("content")
-            else None
+            names if snapshot.fingerprint_of_folder(code, names) == table.get("content") else None
         )
 
 

@@ -39,7 +39,9 @@ def resolve(layers: Sequence[Layer], environment: Environment, site: Site) -> Jo
     ] = {}  # the weakest layer: defaults that are computed from other settings
     site_layer = _site_layer(site, script)
     layers = (*layers, site_layer, computed)
-    _compute(computed, layers, site, script or command[command[0] == "-m" and len(command) > 1])
+    is_module = command and command[0] == "-m" and len(command) > 1
+    program = script or (command[1] if is_module else command[0])
+    _compute(computed, layers, site, program)
     found = {name: setting_of(name, layers) for name in KEYS}
     if found["launcher"] is site_layer.get("launcher") and _is_one_process(found):
         found["launcher"] = Setting("none", Origin("one process needs no launcher"))

@@ -84,12 +84,7 @@ class Run:
     @property
     def launched(self) -> float | None:
         """When it was launched, in Unix seconds; None if the record has no valid time."""
-        from datetime import datetime
-
-        try:
-            return datetime.fromisoformat(self.created).timestamp()
-        except ValueError:
-            return None
+        return unix_time(self.created)
 
     @property
     def is_local(self) -> bool:
@@ -154,6 +149,16 @@ class Run:
 
 _WRITTEN = frozenset(each.name for each in fields(Run)) - {"folder"}
 _LISTS = frozenset(each.name for each in fields(Run) if each.default == ())
+
+
+def unix_time(text: str) -> float | None:
+    """The seconds of a time in ISO 8601; None for other text."""
+    from datetime import datetime
+
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
 
 
 class Dependencies(NamedTuple):
