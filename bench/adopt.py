@@ -6,6 +6,7 @@ words. If `env adopt` makes an EDF of a script, it must be the EDF of a command 
 
 right        a call of the script has this container
 wrong        the calls of the script have other containers
+#SBATCH      the container is in the `#SBATCH` lines, so no call has it
 not called   the script ends before it starts a container
 none: …      no EDF, and why
 refused: …   `runner launch PATH` refuses the script too, so there is no job file
@@ -85,6 +86,8 @@ def verdict(script: Path, top: Path, work: Path) -> str:
     adopted = read_container(text)
     if adopted.no_edf:
         return f"none: {'; '.join(adopted.no_edf)}"
+    if adopted.where == "#SBATCH: ":
+        return "#SBATCH"
     called = []
     for words in calls(script, top, work):
         try:
@@ -94,7 +97,7 @@ def verdict(script: Path, top: Path, work: Path) -> str:
         if found.image or found.base:
             called.append(edf(found))
     if not called:
-        return "not called" if adopted.where != "#SBATCH: " else "right"
+        return "not called"
     return "right" if edf(adopted) in called else f"wrong: {edf(adopted)} is not in {called}"
 
 
