@@ -44,6 +44,7 @@ class Case:
     lora: bool = False
     recompute: bool = False  # activations are computed twice: the case does not fit otherwise
     half_weights: bool = False  # weights and optimizer in bf16: 8 billion in fp32 do not fit
+    step: int = 0  # sequences of a step, where the ways differ in how many of them a forward pass takes
 
 
 LLAMA = {"model_type": "llama", "vocab_size": 128256, "max_position_embeddings": 8192, "rope_theta": 500000.0}
@@ -55,6 +56,7 @@ GPT2 = {"model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 12,
         "embd_pdrop": 0.0, "attn_pdrop": 0.0}  # fmt: skip
 CASES = (
     Case("gpt2-124m", "clm", GPT2, 1024, 32, "clm-compiled at least as fast as run_clm-tuned"),
+    Case("gpt2-124m-micro", "clm", GPT2, 1024, 8, "clm-auto faster than clm-8", step=64),
     Case("llama-1b", "sft", LLAMA_1B, 4096, 4, "50% MFU"),
     Case("llama-1b-bfd", "sft", LLAMA_1B, 4096, 4, "at least as fast as trl-tuned", packing="bfd"),
     Case("llama-1b-rows", "sft", LLAMA_1B, 4096, 4, "at least as fast as trl-tuned", packing="none"),
@@ -75,6 +77,10 @@ def ways(case: Case, gpu: bool) -> dict[str, tuple[str, list[str]]]:
     """Return, by name, the script and the arguments in which the ways differ. The first is the reference of losses."""
     flash = ["--attn_implementation=flash_attention_2"] if gpu and _installed("flash_attn") else []
     half, fused = ([f"--bf16={str(gpu).lower()}"], ["--optim=adamw_torch_fused"])
+    if case.step:
+        words = [*half, *fused, "--deepspeed=none", f"--global_batch_size={case.step}"]
+        sizes = [str(case.micro), "auto"]
+        return {f"clm-{size}": ("clm", [*words, f"--micro_batch={size}"]) for size in sizes}
     if case.script == "clm":
         compiled = ["--torch_compile=true"]
         return {
@@ -92,6 +98,9 @@ def ways(case: Case, gpu: bool) -> dict[str, tuple[str, list[str]]]:
     }
     if gpu and _installed("liger_kernel"):
         found["trl-liger"] = ("trl", [*tuned, "--use_liger_kernel=true"])
+        found["sft-liger"] = ("sft", [*tuned, "--deepspeed=none", "--use_liger_kernel=true"])
+    if gpu and _installed("deepspeed"):
+        found["sft-zero2"] = ("sft", [*tuned, "--deepspeed=zero2"])
     return found
 
 
@@ -113,7 +122,8 @@ def _checkpointing(on: bool) -> list[str]:
 def shared(case: Case, model: Path, text: Path, steps: int, gpu: bool) -> list[str]:
     """Return the arguments that all ways of a case have. A last batch that is not full is left out."""
     words = [
-        *(f"--model_name_or_path={model}", f"--per_device_train_batch_size={case.micro}", f"--max_steps={steps}"),
+        *(f"--model_name_or_path={model}", f"--max_steps={steps}"),
+        *([] if case.step else [f"--per_device_train_batch_size={case.micro}"]),
         *("--learning_rate=1e-4", "--lr_scheduler_type=constant", "--seed=7", "--save_strategy=no"),
         *("--report_to=none", "--disable_tqdm=true", "--logging_steps=1000", "--dataloader_drop_last=true"),
         *([] if gpu else ["--use_cpu=true"]),
@@ -156,7 +166,9 @@ def measure(case: Case, options: argparse.Namespace, facts: Mapping[str, Any], g
     """Measure the ways that were asked for, write results.json after each, and print the case's tables."""
     model, parameters, embedding = write_model(options.work, case.config, half=case.half_weights and gpu)
     steps = options.steps + (0 if options.no_profile else PROFILED)
-    text = write_text(options.work, (steps + 2) * case.micro * case.length, case.packing != "wrapped", case.length)
+    text = write_text(
+        options.work, (steps + 2) * (case.step or case.micro) * case.length, case.packing != "wrapped", case.length
+    )
     for name, (script, words) in ways(case, gpu).items():
         if options.ways and name not in options.ways.split(","):
             continue
@@ -168,7 +180,13 @@ def measure(case: Case, options: argparse.Namespace, facts: Mapping[str, Any], g
         if "error" not in result or "seconds" not in kept["ways"].get(name, {}):  # a figure outlives a later failure
             kept["ways"][name] = {**result, **facts, "words": words}
         write(options.out, results)
-        print(case.name, name, result.get("error") or f"{_seconds(result) * 1000:.0f} ms a step", flush=True)
+        print(
+            case.name,
+            name,
+            result.get("error")
+            or (f"{_seconds(result) * 1000:.0f} ms a step, {result['start_seconds']:.0f} s before the first"),
+            flush=True,
+        )
     print("\n" + "\n".join(render(case, read(options.out)[case.name])), flush=True)
 
 

@@ -33,6 +33,8 @@ class Meter:
         self.micro: list[Any] = []
         self.inputs: list[Any] = []
         self.memory_gib = 0.0
+        self.made = time.perf_counter()
+        self.start_seconds = 0.0  # before the first step: imports, model, data, and the search of `--micro_batch auto`
 
     def install(self) -> None:
         import transformers
@@ -64,6 +66,7 @@ class Meter:
             self.profiler.__enter__()
         wait()
         self.began = time.perf_counter()
+        self.start_seconds = self.start_seconds or self.began - self.made
 
     def end(self) -> None:
         wait()
@@ -83,6 +86,7 @@ class Meter:
 
     def result(self) -> dict[str, Any]:
         found: dict[str, Any] = {"seconds": self.seconds, "losses": self.losses, "tokens": self.tokens}
+        found["start_seconds"] = self.start_seconds
         if cuda():
             found["memory_gib"] = self.memory_gib
         if self.profiler is not None and self.watched == self.profiled:
@@ -141,7 +145,7 @@ def main(argv: list[str]) -> None:
     words, run = order["arguments"], order["run"]
     meter = Meter(order["plain"], order["profiled"])
     meter.install()
-    sys.argv = [f"{way}.py", *words]
+    sys.argv = [str(ROOT / "jobs" / f"{way}.py"), *words]  # `--micro_batch auto` starts it again
     if way == "run_clm":
         from bench.training import run_clm
 
