@@ -274,11 +274,12 @@ _TAGS = (
     r"\[(?:rank ?\d{1,6}|default\d{1,4})\]:? ?|\[\d{1,4}\]:|\[\d{1,4},\d{1,6}\]<std(?:err|out)>:"
 )
 _PREFIX = re.compile(rf"^(?:\s?\d{{1,6}}: |{_TAGS}|{_RAY}|{_HOST})+")
-# what a collector of logs, or vLLM's logger, puts before each line
+# what a collector of logs, `docker compose` (`vllm-1  | `), or vLLM's logger, puts before each line
 _STAMP = re.compile(
     r"^(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?(?: \| |[ \t])(?:std(?:out|err) [FP] )?"
     r"|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d{1,9})?\] (?=\s|Traceback|[\w.]{1,80}(?:Error|Exception)\b)"
-    r"|(?:ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./]{1,60}:\d{1,6}\] )"
+    r"|(?:ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./]{1,60}:\d{1,6}\] "
+    r"|[a-z][\w.-]{1,80} {2,40}\| )"
 )
 
 
