@@ -180,13 +180,10 @@ def measure(case: Case, options: argparse.Namespace, facts: Mapping[str, Any], g
         if "error" not in result or "seconds" not in kept["ways"].get(name, {}):  # a figure outlives a later failure
             kept["ways"][name] = {**result, **facts, "words": words}
         write(options.out, results)
-        print(
-            case.name,
-            name,
-            result.get("error")
-            or (f"{_seconds(result) * 1000:.0f} ms a step, {result['start_seconds']:.0f} s before the first"),
-            flush=True,
+        said = result.get("error") or (
+            f"{_seconds(result) * 1000:.0f} ms a step, {result['start_seconds']:.0f} s before the first"
         )
+        print(case.name, name, said, flush=True)
     print("\n" + "\n".join(render(case, read(options.out)[case.name])), flush=True)
 
 

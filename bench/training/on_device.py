@@ -23,8 +23,8 @@ class Meter:
     The steps after the first `plain` ones are watched by the profiler, and are not among the figures.
     """
 
-    def __init__(self, plain: int, profiled: int) -> None:
-        self.plain, self.profiled = plain, profiled
+    def __init__(self, plain: int, profiled: int, file: Path) -> None:
+        self.plain, self.profiled, self.file = plain, profiled, file
         self.profiler: Any = None
         self.watched = 0  # steps that ran under the profiler
         self.seconds: list[float] = []
@@ -55,6 +55,9 @@ class Meter:
             def on_step_end(self, *_: Any, **__: Any) -> None:
                 meter.end()
 
+            def on_train_end(self, *_: Any, **__: Any) -> None:
+                meter.leave()
+
         transformers.Trainer.training_step = training_step
         trainer.DEFAULT_CALLBACKS.append(Clock)
 
@@ -83,6 +86,12 @@ class Meter:
             if self.watched == self.profiled:  # not later: saving the model copies all weights from the GPU
                 self.profiler.__exit__(None, None, None)
         self.micro, self.inputs = [], []
+
+    def leave(self) -> None:
+        """Write the result and end the process: writing the final model takes up to 30 s, and is not measured."""
+        self.file.write_text(json.dumps(self.result()))
+        sys.stdout.flush()
+        os._exit(0)
 
     def result(self) -> dict[str, Any]:
         found: dict[str, Any] = {"seconds": self.seconds, "losses": self.losses, "tokens": self.tokens}
@@ -143,7 +152,7 @@ def main(argv: list[str]) -> None:
     """Run one way and write what was measured."""
     way, order = argv[0], json.loads(Path(argv[1]).read_text())
     words, run = order["arguments"], order["run"]
-    meter = Meter(order["plain"], order["profiled"])
+    meter = Meter(order["plain"], order["profiled"], Path(run, "result.json"))
     meter.install()
     sys.argv = [str(ROOT / "jobs" / f"{way}.py"), *words]  # `--micro_batch auto` starts it again
     if way == "run_clm":
@@ -158,9 +167,8 @@ def main(argv: list[str]) -> None:
     else:
         os.environ.update(RUNNER_RUN=run, RUNNER_CACHE=order["cache"])
         sys.path.insert(0, str(ROOT / "jobs"))
-        if import_module(way).main(words):
-            raise SystemExit(f"{way} failed")
-    Path(run, "result.json").write_text(json.dumps(meter.result()))
+        import_module(way).main(words)
+    raise SystemExit(f"{way} ended without training")
 
 
 if __name__ == "__main__":

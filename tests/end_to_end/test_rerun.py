@@ -1,4 +1,4 @@
-"""The same launch again, of the very bytes; if one is gone, the error says what is missing and how to launch anew."""
+"""The same launch again, of the very bytes; if one is gone, the error says what is missing and how to launch again."""
 
 import json
 import shutil
@@ -13,6 +13,7 @@ from runner.errors import RunnerError
 from runner.machine.report import Quiet
 from runner.runs import rerun
 from runner.runs.schedulers import local as scheduler
+from runner.runs.secrets import HIDDEN
 from tests.end_to_end.conftest import Runner, write
 
 
@@ -87,6 +88,20 @@ def test_an_image_that_is_gone_is_named_with_the_command_that_imports_it(launche
         rerun.need_image(replace(locked, tables={**locked.tables, "image": image}), Quiet())
     assert "needs the image /gone/i.sqsh" in caught.value.what
     assert caught.value.fix == "runner import docker://a/b:1@sha256:12"
+    given = {"reference": "/gone/i.sqsh"}  # the user named a file that runner has not imported
+    with pytest.raises(RunnerError) as caught:
+        rerun.need_image(replace(locked, tables={**locked.tables, "image": given}), Quiet())
+    assert caught.value.fix == "put the file back, or launch again with another image"
+
+
+def test_the_command_line_of_a_sweep_and_one_with_a_secret_are_said_to_be_so(launched: Path) -> None:
+    (launched / "job.sbatch").unlink()
+    locked = rerun.find(launched.name, launched.parent)
+    run = {**locked.tables["run"], "command_line": ["launch", "where", "--", "--token", HIDDEN]}
+    with pytest.raises(RunnerError) as caught:
+        rerun.refuse_incomplete(replace(locked, tables={**locked.tables, "run": run, "sweep": {"--lr": "1"}}))
+    assert f"write the secret in place of {HIDDEN}" in caught.value.fix
+    assert caught.value.fix.endswith("(the command line launches all runs of the sweep)")
 
 
 def test_a_chain_is_run_again_as_long_as_it_was(launched: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -524,6 +524,34 @@ def test_a_command_line_becomes_both_files_that_launch_takes(tmp_path):
     assert "code snapshot: 0 files" in launched.stderr
 
 
+def test_a_secret_that_a_command_line_exports_is_in_no_file(tmp_path):
+    """Neither by its name nor by its look, and what stands beside it stays."""
+    export = "--export=ALL,A=1,HF_TOKEN=hf_secret_of_mine,MINE=hf_abcdefghijklmnopqrstuvwxyzABCDEFGH"
+    words = ("srun", export, "--container-image=i", "python", "t.py")
+    done = runner(tmp_path, "-o", "edf/t.toml", "--job", "jobs/t.toml", "--", *words)
+    assert done.returncode == 0, done.stderr
+    written = (tmp_path / "edf/t.toml").read_text() + (tmp_path / "jobs/t.toml").read_text()
+    assert 'A = "1"' in written and "HF_TOKEN" not in written and "MINE" not in written
+    assert "HF_TOKEN=…: not carried over: it is a secret" in done.stderr
+    assert "hf_" not in done.stdout + done.stderr + written
+
+
+def test_the_name_of_a_script_stays_in_its_comment(tmp_path):
+    name = 'a\n[env]\nA = "1" #.sbatch'
+    (tmp_path / name).write_text("#!/bin/bash\nI=/i.sqsh\n" + STEP)
+    done = runner(tmp_path, name, "--job", "jobs/t.toml", "-o", "edf/t.toml")
+    assert done.returncode == 0, done.stderr
+    assert set(tomllib.loads((tmp_path / "jobs/t.toml").read_text())) == {"batch"}
+    assert "env" not in tomllib.loads((tmp_path / "edf/t.toml").read_text())
+
+
+def test_the_job_file_and_the_edf_are_two_files(tmp_path):
+    (tmp_path / "job.sbatch").write_text("#!/bin/bash\nI=/i.sqsh\n" + STEP)
+    done = runner(tmp_path, "job.sbatch", "--job", "t.toml", "-o", "./t.toml")
+    assert done.returncode == 2 and "--job and -o name the same file, t.toml" in done.stderr
+    assert not (tmp_path / "t.toml").exists()
+
+
 def test_a_refused_job_writes_nothing(tmp_path):
     words = ("srun", "--container-image=i", "bash")
     done = runner(tmp_path, "-o", "edf/t.toml", "--job", "jobs/t.toml", "--", *words)

@@ -157,6 +157,14 @@ def _check_words(args: argparse.Namespace) -> None:
             "add -o edf/NAME.toml, or --into FILE",
             exit_code=2,
         )
+    edf = args.output or args.into
+    if args.job and edf and Path(args.job).resolve() == Path(edf).resolve():
+        raise RunnerError(
+            f"--job and {'-o' if args.output else '--into'} name the same file, {args.job}",
+            "the job file and the EDF are two files",
+            "--job jobs/NAME.toml -o edf/NAME.toml",
+            exit_code=2,
+        )
     for path in (args.output, args.job):
         if path and Path(path).exists() and not args.dry_run:
             raise RunnerError(
@@ -168,11 +176,14 @@ def _check_words(args: argparse.Namespace) -> None:
 
 def _of_script(args: argparse.Namespace, console: Console) -> dict[str, str]:
     """path -> text of the job file, and of the EDF if the script's container is literal text."""
+    import json
+
     from runner.project import find_project
     from runner.runs import batch
     from runner.runs.adopt.script import job_text, read_container
 
     script = Path(args.script)
+    name = script.name if script.name.isprintable() else json.dumps(script.name)
     text = batch.read(args.script, script)
     adopted = read_container(text)
     edf, job = args.output or args.into, args.job
@@ -181,11 +192,11 @@ def _of_script(args: argparse.Namespace, console: Console) -> dict[str, str]:
         base = Path(job).absolute().parent.parent if job else find_project().root or Path.cwd()
         whole = script.resolve()
         path = whole.relative_to(base.resolve()) if whole.is_relative_to(base.resolve()) else whole
-        made[job or f"jobs/{script.stem}.toml"] = job_text(script.name, str(path), text)
+        made[job or f"jobs/{script.stem}.toml"] = job_text(name, str(path), text)
     if not adopted.no_edf:
         for note in adopted.notes:
             console.say(note)
-        made[edf or f"edf/{script.stem}.toml"] = _edf_text(args.into, adopted, script.name, console)
+        made[edf or f"edf/{script.stem}.toml"] = _edf_text(args.into, adopted, name, console)
     elif edf and not job:
         raise RunnerError(
             f"cannot make an EDF from {args.script}",

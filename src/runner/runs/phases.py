@@ -59,7 +59,9 @@ _FAULTS = ("hang", "node_failure", "script_failure")
 _SILENT_SECONDS = 120.0  # an attempt without a sign of life for so long no longer runs
 _LATE_SECONDS = 0.5  # the line about the saves before `trained` is written just after it
 _JUMP_SECONDS = 60.0  # if an event is so far outside its attempt, a clock was wrong
-_STALL_SECONDS = 10.0  # if steps take so much longer than usual, and five times as long, the training stood still
+_STALL_SECONDS = (
+    10.0  # a step that takes this much longer than usual, and five times as long, stood still
+)
 _MOST_NODES = 100_000
 
 Stretches = list[tuple[str, float]]
@@ -134,7 +136,7 @@ class Phases:
     ) -> Stretches:
         """A stretch, without what evaluating and saving took of it.
 
-        `late`: metrics.jsonl may report them up to so many seconds after `end`. `working`: how many seconds of a
+        `late`: the seconds after `end` in which metrics.jsonl may still report them. `working`: how many seconds of a
         stretch with a save of unknown length were steps.
         """
         low, high = (

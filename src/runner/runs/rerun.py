@@ -18,7 +18,7 @@ from runner.machine.report import Report
 from runner.runs import diff, hub, lock, snapshot, submit
 from runner.runs.run import PREPARING, Dependencies, Run, find_run, load, save, unix_time
 from runner.runs.schedulers.scheduler import scheduler_of
-from runner.runs.secrets import write_record
+from runner.runs.secrets import HIDDEN, write_record
 from runner.runs.snapshot import DIFF
 
 LOCK = "lock.toml"
@@ -89,15 +89,19 @@ def refuse_incomplete(locked: Locked) -> None:
     if not missing:
         return
     shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
-    lines = [shlex.join(("runner", *map(str, locked.tables["run"]["command_line"])))]
+    words = [str(word) for word in locked.tables["run"]["command_line"]]
+    lines = [shlex.join(("runner", *words))]
     if commit := locked.tables.get("code", {}).get("commit"):
-        lines.insert(
-            0, f"git checkout {commit}   (the code of that launch, without uncommitted changes)"
-        )
+        why = "the code of that launch, without uncommitted changes"
+        lines.insert(0, f"git checkout {commit}   ({why})")
+    if any(HIDDEN in word for word in words):
+        lines.append(f"(write the secret in place of {HIDDEN}: lock.toml never stores secrets)")
+    if locked.tables.get("sweep"):
+        lines.append("(the command line launches all runs of the sweep)")
     raise RunnerError(
         f"{locked.name} cannot be rerun",
         f"missing or changed in {locked.folder}: {shown}",
-        "launch it anew:\n" + "\n".join(lines),
+        "launch it again:\n" + "\n".join(lines),
     )
 
 
@@ -174,7 +178,9 @@ def need_image(locked: Locked, report: Report) -> None:
     digest = table.get("digest", "")
     if source.startswith("docker://") and digest and "@" not in source:
         source = f"{source}@{digest}"  # the tag may have moved
-    command = f"runner import {source}"
+    command = f"runner import {shlex.quote(source)}"
+    if not source:
+        command = "put the file back, or launch again with another image"
     if recipe.get("name"):
         command = f"runner build {recipe['name']} --import"
     if recipe.get("revision"):

@@ -77,7 +77,7 @@ def render(
 
 
 def _files(project: Project) -> dict[str, Path]:
-    """Name -> file; a file of the user replaces one of ours."""
+    """Name -> file; a user's file replaces runner's file of the same name."""
     folders = (_SHIPPED, *([project.root / "jobs/trainers"] if project.root else []))
     return {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}
 

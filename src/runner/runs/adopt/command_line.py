@@ -11,7 +11,7 @@ from typing import Any
 from runner.environments.rewriting import Change, Set
 from runner.errors import RunnerError
 from runner.expansion import literal
-from runner.machine.secrets import LEAST_LENGTH
+from runner.machine.secrets import LEAST_LENGTH, looks_secret
 from runner.runs.adopt import containers
 from runner.runs.adopt.adopted import Adopted, plain
 from runner.runs.checks import check_variable
@@ -79,7 +79,8 @@ class Draft:
 
     def _read_variable(self, name: str, value: str, given: str) -> None:
         """Read a variable that the job exports."""
-        if name == "NVIDIA_VISIBLE_DEVICES":  # the engine reads it before the program starts
+        # the engine reads the first one before the program starts; no file gets a secret
+        if name == "NVIDIA_VISIBLE_DEVICES" or looks_secret(name, value):
             self.adopted.variable(name, literal(value), given)
             return
         try:

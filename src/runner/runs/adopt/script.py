@@ -24,7 +24,7 @@ batch = {batch}
 # Ends the job if it makes no progress for this long. To turn it on, remove the #.
 # hang_seconds = 1800
 
-# Restarts the job at most so many times after each cause. To turn it on, remove each #.
+# How often the job is restarted, at most, after each cause. To turn it on, remove each #.
 # [restart]
 # time_limit = 5
 # node_failure = 2
