@@ -38,9 +38,17 @@ class _Link:
         self._ends: dict[int, tuple[socket.socket, SimpleQueue[bytes], threading.Semaphore]] = {}
         self._unanswered: set[int] = set()
 
-    def _add(self, number: int, end: socket.socket) -> None:
+    def open(self, number: int, end: socket.socket) -> None:
+        """Open a connection at the other end, and pass on what both ends write."""
+        self._register(number, end)  # before the other end can answer: a server may speak first
+        self._send(number, -2)
+        self._start(number)
+
+    def _register(self, number: int, end: socket.socket) -> None:
         self._unanswered.add(number)
         self._ends[number] = end, SimpleQueue(), threading.Semaphore(_WINDOW)
+
+    def _start(self, number: int) -> None:
         threading.Thread(target=self._read, args=(number, *self._ends[number]), daemon=True).start()
 
     def _send(self, number: int, size: int, data: bytes = b"") -> None:
@@ -78,7 +86,8 @@ class _Link:
             data = self._source.read(max(size, 0) + 1)[:-1]
             known = self._ends.get(number)
             if size == -2 and self._connect:
-                self._add(number, self._connect())
+                self._register(number, self._connect())
+                self._start(number)
             elif known and size == -1:
                 known[2].release()
             elif known:
@@ -129,8 +138,7 @@ class Tunnel(_Link):
         with suppress(OSError):  # closed
             for number in itertools.count():
                 end = self._server.accept()[0]
-                self._send(number, -2)
-                self._add(number, end)
+                self.open(number, end)
                 if not self._runs.is_alive():
                     self._finish(number)
 
