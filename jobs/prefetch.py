@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
         for text in arguments.wanted:
             wanted = Wanted(**json.loads(text))
             record = (fetch_file if wanted.kind == "file" else fetch)(wanted, home, dry_run=arguments.dry_run)
-            print(json.dumps(record) if arguments.json else record["folder"], flush=True)
+            print(json.dumps({"schema": 1} | record) if arguments.json else record["folder"], flush=True)
     return 0
 
 

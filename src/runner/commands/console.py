@@ -12,6 +12,7 @@ TYPE_CHECKING = False  # `typing` costs a fifth of the start-up of `runner --hel
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
+    from typing import Any
 
     from runner.runs.status import RunStatus
 
@@ -104,10 +105,19 @@ class Console:
         """Print a line of the answer that may contain text from other sources; control characters are escaped."""
         self.answer(visible(text), exact=True)
 
-    def answer_json(self, data: object) -> None:
-        """Print the answer as JSON, one line per object."""
+    def answer_json(
+        self, data: dict[str, Any] | list[dict[str, Any]], schema: int | None = 1
+    ) -> None:
+        """Print the answer as JSON, one line per object.
+
+        Each object has the number of its schema (docs/schemas). It is raised when a field goes or changes its meaning.
+        None: for data that has no schema of its own.
+        """
         import json
 
+        if schema is not None:
+            number = {"schema": schema}
+            data = [number | each for each in data] if isinstance(data, list) else number | data
         if isinstance(data, list) and data:
             text = (
                 "[\n"

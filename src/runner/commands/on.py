@@ -333,7 +333,7 @@ def _side_by_side(
         else {}
     )
     if args.json:
-        console.answer_json(found)
+        console.answer_json(found, schema=None)  # what each host answers has its own number
     elif asks:
         rows = [
             (name, (row or {}).get("site", "-"), *forecast_cells(row))

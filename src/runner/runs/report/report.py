@@ -50,7 +50,6 @@ MOST_NODES = 8
 MOST_BYTES = 700_000
 # (buckets of each curve, runs with details, runs in the table): the report has the first that is small enough
 _SIZES = (
-    (4000, 20, 1000),
     (2000, 20, 1000),
     (1000, 20, 800),
     (400, 20, 500),
