@@ -157,8 +157,9 @@ def test_environments_sites_and_the_machine(local: Runner, project: Path) -> Non
 
 def test_a_field_that_no_schema_names_is_found() -> None:
     """The check itself: an output with one more field, and one with one field less, do not match."""
-    good = {"left": "a", "right": "b", "equal": True, "differences": [], "left_out": []}
+    good = {"schema": 1, "left": "a", "right": "b", "equal": True, "differences": [], "left_out": []}
     validator = Draft202012Validator(schema_of("diff"))
     assert validator.is_valid(good)
     assert not validator.is_valid({**good, "more": 1})
     assert not validator.is_valid({name: value for name, value in good.items() if name != "equal"})
+    assert not validator.is_valid({**good, "schema": 2})

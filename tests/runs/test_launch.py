@@ -70,6 +70,11 @@ def test_a_script_by_path_stands_alone(project: Project) -> None:
     assert (job.script, job.arguments, job.resources.tasks_per_node) == ("jobs/own.py", (), 1)
 
 
+def test_a_job_file_names_a_script_as_the_command_line_does(project: Project) -> None:
+    (project.start / "jobs/named.toml").write_text('script = "own"\n')
+    assert plan(project, request(job="named")).job.script == "jobs/own.py"
+
+
 def test_a_job_keeps_its_own_name(project: Project) -> None:
     assert plan(project, request(job="only")).job.name == "only"
     assert plan(project, request(script="only")).job.script == "jobs/own.py"

@@ -433,6 +433,8 @@ def _script_of(job_file: Layer, path: Path, project: Project, key: str = "script
     for folder in (path.parent.parent, *project.roots, path.parent):
         if (folder / word).is_file():
             return Path(folder / word)
+    if key == "script" and word in script_names(project):
+        return find_script(word, project)
     raise RunnerError(
         f"{origin.place}: there is no script {word!r}",
         f"neither {path.parent.parent} nor {path.parent} contains it, and it is not one of runner's own scripts",
