@@ -31,7 +31,7 @@ def test_no_line_table_or_error_passes_them(capsys: pytest.CaptureFixture[str]) 
     printed = capsys.readouterr()
     for text in printed:
         assert not {*text} & {"\x1b", "\x07", "\x9b", "\u202e", "\u2066"}
-    assert json.loads(printed.out[printed.out.index("[\n") :]) == [{"a": bad}]
+    assert json.loads(printed.out[printed.out.index("[\n") :]) == [{"schema": 1, "a": bad}]
 
 
 def test_an_answer_to_a_program_is_exact_and_one_to_a_terminal_is_not(
