@@ -104,4 +104,4 @@ def test_a_shell_of_a_waiting_run_says_that_it_takes_an_allocation_of_its_own(tm
     report = Console()
     monkeypatch.setattr(report, "say", said.append)
     shell._place_of_run(run, {}, report)
-    assert said == ["x-0001 is PENDING and stays queued; requesting a separate allocation for this shell"]
+    assert said == ["x-0001 is not running (PENDING): requesting a separate allocation for this shell"]

@@ -57,11 +57,11 @@ def test_a_second_init_says_what_it_did_not_do(tmp_path):
     (tmp_path / "edf/cpu.toml").write_text("# mine\n")
     done = runner(tmp_path, "init")
     assert (tmp_path / "edf/cpu.toml").read_text() == "# mine\n" and done.stdout.splitlines() == FIRST[1:]
-    assert "1 file exists already; kept, although different from runner's copies: edf/cpu.toml" in done.stderr
+    assert "1 file exists already\nthese differ from runner's copies: edf/cpu.toml\n" in done.stderr
     before = everything_below(tmp_path)
     again = runner(tmp_path, "init")
     assert again.stdout == "" and everything_below(tmp_path) == before
-    assert again.stderr.startswith("no file was written: 4 files exist already; ")
+    assert again.stderr.startswith("4 files exist already, so nothing was written\n")
 
 
 def test_init_dry_run_writes_nothing(tmp_path):

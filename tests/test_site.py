@@ -134,7 +134,7 @@ def test_a_user_can_describe_a_site_of_their_own(environ):
         ("[values]\ncontainer_storage = '/x/`id`'\n", ("container_storage cannot contain '`'",)),
         ("[values]\ncontainer_storage = '/x/\"y'\n", ("cannot contain",)),
         ('base = "nope"\n', ("there is no site 'nope'", "the known names are alps, alps-bristen")),
-        ('base = "bad"\n', ("circular",)),
+        ('base = "bad"\n', ("is based on itself",)),
         ("[values\n", ("is not valid TOML",)),
     ],
 )

@@ -182,7 +182,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace | None:
         close = nearest(words[0], ("--help", "--version", "--on", "--site", "--verbose"), 0.75)
         fix = f"did you mean runner {close}?" if close else "runner --help"
         raise RunnerError(
-            f"there is no verb in {' '.join(words)!r}", "a verb must come first", fix, exit_code=2
+            f"there is no verb in {' '.join(words)!r}",
+            "runner needs a verb, such as `launch`",
+            fix,
+            exit_code=2,
         )
     verb = words[at]
     if verb not in VERBS:

@@ -101,7 +101,7 @@ def _syntax_error(text: str, path: Path, message: str) -> RunnerError:
         return RunnerError(
             f"{Place(path)} is not valid TOML",
             message,
-            "close the string, array or table that is still open",
+            "complete the last entry: a value, a quote or a bracket is missing at the end of the file",
         )
     line, column = int(found[1]), int(found[2])
     wrong = text.split("\n")[line - 1]
@@ -145,16 +145,19 @@ _NAMES: dict[type, str] = {
 def wrong_type(document: Document, keys: Keys, expected: str) -> RunnerError:
     """The error for a value of another type than `expected`."""
     value = document.get(*keys)
-    hint = (
-        f'write "{str(value).lower() if isinstance(value, bool) else value}"'
-        if expected == "text"
-        else ""
-    )
+    hint = _as_text(value) if expected == "text" else ""
     return RunnerError(
         f"{document.place(*keys)}: {'.'.join(keys)} must be {expected}",
         f"its value is {_NAMES.get(type(value), type(value).__name__)}: {value!r}",
-        hint if isinstance(value, bool | int | float) and hint else f"set the key to {expected}",
+        hint or f"set the key to {expected}",
     )
+
+
+def _as_text(value: object) -> str:
+    """The advice to write a value in quotes; empty for arrays and tables."""
+    if isinstance(value, bool):
+        return f'write "{str(value).lower()}"'
+    return f'write "{value}"' if isinstance(value, int | float) else ""
 
 
 @overload
@@ -181,8 +184,8 @@ def strings(document: Document, keys: Keys) -> tuple[str, ...]:
             place = document.place(*keys, str(index))
             raise RunnerError(
                 f"{place}: every element of {'.'.join(keys)} must be text",
-                f"this element is {value!r}",
-                f'write "{value}"',
+                f"this element is {_NAMES.get(type(value), type(value).__name__)}: {value!r}",
+                _as_text(value) or "write text in quotes",
             )
     return tuple(values)
 

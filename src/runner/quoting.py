@@ -69,7 +69,7 @@ def directive(word: str, what: str) -> str:
     if "$" in word:
         raise RunnerError(
             f"{what} contains a variable: {word!r}",
-            "sbatch does not expand variables in #SBATCH lines, so it would use the text as it is",
+            "sbatch does not expand variables in #SBATCH lines, so it would take the name for the value",
             "write the value itself",
         )
     escaped = re.sub(r'([\\"#])', r"\\\1", word)

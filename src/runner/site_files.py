@@ -88,10 +88,11 @@ def site_documents(name: str, environ: Mapping[str, str]) -> tuple[Document, ...
         bases = [base for document in documents if (base := typed(document, ("base",), str))]
         wanted = bases[0] if bases else None
         if len(found) > 20:
+            paths_of_circle = dict.fromkeys(str(document.path) for document in found)
             raise RunnerError(
-                f"the bases of site {name!r} are circular",
-                f"the chain of their `base` keys never ends: {documents[0].path} leads back to itself",
-                "remove `base` from one of the site files",
+                f"the site {name!r} is based on itself",
+                f"the `base` keys of these files lead back to {documents[0].path}",
+                "\n".join(("remove or change `base` in one of them:", *paths_of_circle)),
             )
     return tuple(reversed(found))
 

@@ -318,7 +318,9 @@ packages = ["python3"]
     stand_in = bench.build_stand_in(debian_reference(Base(None, "bookworm", ("python3",)), "linux/amd64"))
     image = bench.build("fallback", no_cache=False)
     assert image.labels["org.opencontainers.image.base.name"] == stand_in
-    assert bench.said("warning: the base is Debian bookworm, not 127.0.0.1:9/python:3.11 (127.0.0.1:9/python:3.11: ")
+    assert bench.said(
+        "warning: using the base Debian bookworm instead of 127.0.0.1:9/python:3.11 (127.0.0.1:9/python:3.11: "
+    )
     # asked for anew, the registry is tried first
     with pytest.raises(RunnerError) as caught:
         bench.write("fallback", "ARG BASE\nFROM ${BASE}\nENV A=c\n", bases.split("[[base]]\ndebian")[0])

@@ -316,7 +316,7 @@ def test_the_user_narrows_the_allowed_registries_and_does_not_widen_them(cluster
         cluster.configure(f"registries = {system}", "etc.toml")
         cluster.configure(f"folders = ['{cluster.store}']\nregistries = {own}")
         if refused:
-            with pytest.raises(RunnerError, match="is not allowed here"):
+            with pytest.raises(RunnerError, match="the importer does not accept"):
                 cluster.get()
         else:
             assert cluster.get().exists()

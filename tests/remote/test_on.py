@@ -190,7 +190,7 @@ def test_logs_go_on_after_the_connection_was_cut(host: Sshd) -> None:
             seen = len(lines())
             until(lambda seen=seen: len(lines()) > seen)  # type: ignore[misc]
             host.drop()
-            until(lambda cut=cut: told.read_text().count("connecting again") > cut)  # type: ignore[misc]
+            until(lambda cut=cut: told.read_text().count("; reconnecting") > cut)  # type: ignore[misc]
         seen = len(lines())
         until(lambda: len(lines()) > seen)
         (folder,) = host.home.rglob(f"runs/{run}")
@@ -215,8 +215,11 @@ def test_the_status_of_all_hosts(host: Sshd) -> None:
     assert answers["far"] is None and name in [each["run"] for each in answers["near"]]
     done = host("status", "--on", "far", "--on=near", code=1)
     assert done.stdout.index("far:") < done.stdout.index("near:") < done.stdout.index(name)
-    assert "cannot use several hosts" in host("logs", "--on", "all", code=2).stderr
-    assert "cannot use several hosts" in host("launch", "--on", "far", "--on", "near", code=2).stderr
+    assert "`runner logs` can ask only one host at a time" in host("logs", "--on", "all", code=2).stderr
+    assert (
+        "`runner launch` can ask only one host at a time"
+        in host("launch", "--on", "far", "--on", "near", code=2).stderr
+    )
     shutil.rmtree(folder)
 
 

@@ -146,7 +146,7 @@ def test_a_lost_batch_script_counts_until_slurm_requeued_the_job(tmp_path: Path)
     assert rounded(found.attempts[0].classes)["hang"] == 8 * 30
     assert rounded(found.attempts[0].classes)["repeated"] == 8 * 2  # from the last entry to the last sign of life
     assert found.classes["queue"] == 8 * (60 + 30)
-    assert any("attempts/1 has no end" in note for note in found.notes)
+    assert any("attempt 1 did not record its end" in note for note in found.notes)
 
 
 def test_attempts_in_one_allocation_hold_it_once_although_the_disk_was_too_full_to_record_how_they_follow(
@@ -236,7 +236,7 @@ def test_a_running_attempt_counts_until_now(tmp_path: Path) -> None:
     assert (found.classes.held, found.attempts[0].cause, found.notes) == (8 * 70, "running", ())
     assert rounded(found.classes)["useful"] == 8 * 28
     silent = account(run, T + 3600)
-    assert silent.classes.held == 8 * 58 and "has no end" in silent.notes[0]
+    assert silent.classes.held == 8 * 58 and "did not record its end" in silent.notes[0]
 
 
 def test_a_users_own_batch_script_is_one_program(tmp_path: Path) -> None:

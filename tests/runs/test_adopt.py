@@ -559,7 +559,7 @@ def test_a_refused_job_writes_nothing(tmp_path):
     assert "no job file can do the same as this command line" in done.stderr
     edf = runner(tmp_path, "--", *words)
     assert edf.returncode == 0 and 'image = "i"' in edf.stdout
-    assert "no job file can do the same: bash: an interactive shell" in edf.stderr
+    assert "this command line cannot become a job file: bash: an interactive shell" in edf.stderr
 
 
 def test_a_job_that_is_adopted_in_a_subfolder_finds_its_environment(tmp_path):

@@ -185,7 +185,7 @@ def test_a_script_without_sbatch_lines_gets_its_options_from_the_command_line(tm
         ("-t 8:00:00 --gres=gpu", "at most 8.0 GPU hours"),
         ("-t 8:00:00 --gres=gpu:a100", "at most 8.0 GPU hours"),
         ("-t 8:00:00 --gres=nvme:1,gpu:a100:4 -N 2", "at most 64.0 GPU hours"),
-        ("-t 8:00:00 --gres=gpu:1 --array=0-4", "at most 40.0 GPU hours: 8.0 GPU hours, for each of 5 runs"),
+        ("-t 8:00:00 --gres=gpu:1 --array=0-4", "at most 40.0 GPU hours (5 runs; each at most 8.0 GPU hours)"),
         (
             "-t 1:00:00 -N 1 --gpus-per-node=4\n#SBATCH hetjob\n#SBATCH -N 2 --gres=gpu:8 -t 30",
             "at most 20.0 GPU hours",

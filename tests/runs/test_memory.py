@@ -197,7 +197,7 @@ def test_shape_flags_stand_for_a_config_or_change_it(tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--length", "9000"], "more than the model supports"),
+        (["--length", "9000"], "too long for the model"),
         (["--micro-batch", "1,x"], "is not a list of numbers"),
         (["--deepspeed", "zero9"], "zero9"),
         (["--gpus", "0"], "--gpus 0"),

@@ -219,7 +219,9 @@ def _of_command_line(args: argparse.Namespace, console: Console) -> dict[str, st
     adopted, draft = read_command_line(args.rest, Path.cwd())
     for note in adopted.notes:
         console.say(note)
-    no_job = adopted.no_job or ([] if draft.command else ["it does not start a program"])
+    no_job = adopted.no_job or (
+        [] if draft.command else ["the command line does not start a program"]
+    )
     if refused := adopted.no_edf or (no_job if args.job else []):
         raise RunnerError(
             f"no {'EDF' if adopted.no_edf else 'job file'} can do the same as this command line",
@@ -230,7 +232,7 @@ def _of_command_line(args: argparse.Namespace, console: Console) -> dict[str, st
     made = {edf: _edf_text(args.into, adopted, "a command line", console)}
     if not args.job:
         for why in no_job:
-            console.say(f"no job file can do the same: {why}")
+            console.say(f"this command line cannot become a job file: {why}")
         if not no_job:
             console.say("to also write a job file: -o edf/NAME.toml --job jobs/NAME.toml")
         return made

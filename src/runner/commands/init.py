@@ -65,20 +65,14 @@ def init_project(args: argparse.Namespace, console: Console) -> int:
         console.answer(str(path))
     differ = sorted(str(path) for path in kept if (here / path).read_bytes() != texts[path])
     if kept:
-        also = (
-            f"; kept, although different from runner's copies: {', '.join(differ)}"
-            if differ
-            else ""
-        )
         count = "1 file exists" if len(kept) == 1 else f"{len(kept)} files exist"
-        console.say(
-            f"{'no file was written: ' if kept == texts.keys() else ''}{count} already{also}"
-        )
+        nothing = ", so nothing was written" if kept == texts.keys() else ""
+        console.say(f"{count} already{nothing}")
+        if differ:
+            console.say(f"these differ from runner's copies: {', '.join(differ)}")
     if not args.all:
-        console.say("runner init --all writes all scripts, job files, environments and recipes")
-    console.say(
-        "you can delete the files that you do not edit, because runner has a copy of each file"
-    )
+        console.say("to write all scripts, job files, environments and recipes: runner init --all")
+    console.say("you can delete each file that you do not edit: runner has its own copy")
     console.say(f"next: runner launch sft --env {environment} --build")
     return 0
 

@@ -44,8 +44,10 @@ def show_logs(args: argparse.Namespace, console: Console) -> int:
     elif (
         args.tail is None and args.attempt is None and not ranks and (unknown := without_times(run))
     ):
+        which = "attempt" if len(unknown) == 1 else "attempts"
         console.say(
-            f"attempt {', '.join(map(str, unknown))}: no times were recorded, so the output is grouped by rank"
+            f"{which} {', '.join(map(str, unknown))} recorded no times, so the output is grouped by rank "
+            "and not merged by time"
         )
     return 0
 

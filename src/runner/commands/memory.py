@@ -65,8 +65,8 @@ def show_memory(args: argparse.Namespace, console: Console) -> int:
     length = args.length or min(2048, shape.positions or 2048)
     if shape.positions and length > shape.positions:
         raise RunnerError(
-            f"--length {length} is more than the model supports",
-            f"the model has {shape.positions} positions",
+            f"--length {length} is too long for the model",
+            f"it supports at most {shape.positions} tokens per sequence",
             f"--length {shape.positions}",
         )
     plan = Plan(

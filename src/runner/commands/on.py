@@ -82,7 +82,7 @@ def run_on(
             lost = error
         if not follows or waited > _PATIENCE_SECONDS:
             raise lost
-        console.say(f"{lost.what}; connecting again")
+        console.say(f"{lost.what}; reconnecting")
         time.sleep(_PAUSE_SECONDS)
         waited += _PAUSE_SECONDS
         output.begin_again()
@@ -311,11 +311,11 @@ def _side_by_side(
         )
         raise RunnerError("no hosts are known", why, fix, exit_code=2)
     if args.verb != "status" and not asks:
-        why = "only `runner status` and `runner launch --dry-run --ask` use several hosts"
+        why = "only `runner status` and `runner launch --dry-run --ask` accept several"
         raise RunnerError(
-            f"{args.verb} cannot use several hosts",
+            f"`runner {args.verb}` can ask only one host at a time",
             why,
-            f"runner {args.verb} --on HOST",
+            f"name one: runner {args.verb} --on HOST",
             exit_code=2,
         )
     names = list(dict.fromkeys(known if "all" in names else names))
@@ -342,8 +342,11 @@ def _side_by_side(
         console.table(("HOST", "SITE", *FORECAST), rows, wrap=True)
     for name, done in answers.items():
         if not args.json and not asks:
-            console.answer(f"{name}:\n{done.stdout.rstrip() or '  no answer'}")
-        if not done.stdout or (done.exit_code and not asks):
-            console.warn(f"{name}: {' '.join(done.stderr.split()) or 'no runs'}")
+            nothing = "  no answer" if done.exit_code else "  no runs"
+            console.answer(f"{name}:\n{done.stdout.rstrip() or nothing}")
+        if done.exit_code and not (asks and done.stdout):
+            console.warn(
+                f"{name}: {' '.join(done.stderr.split()) or f'exit code {done.exit_code}'}"
+            )
     codes = [done.exit_code for done in answers.values()]
     return min(codes) if asks else max(codes)  # a job can be launched where one host accepts it

@@ -33,7 +33,8 @@ def prefetch_job(args: argparse.Namespace, console: Console) -> int:
     if not plan.wanted:
         console.say("nothing to download: the job uses no model or dataset from the hub")
         return 0
-    console.say(f"into {plan.home}: {', '.join(map(str, plan.wanted))}")
+    doing = "would download" if args.dry_run else "downloading"
+    console.say(f"{doing} to {plan.home}: {', '.join(map(str, plan.wanted))}")
     options = (*(("--dry-run",) if args.dry_run else ()), *(("--json",) if args.json else ()))
     with prefetch.prepared(plan, project, os.environ, console, options) as call:
         return process.attached(call.argv, env=call.env, cwd=call.cwd)

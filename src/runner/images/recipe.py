@@ -191,8 +191,8 @@ def _bases(document: Document) -> tuple[Base, ...]:
         )
         if (base.image is None) == (base.debian is None):
             raise RunnerError(
-                f"{document.place(*at)}: a [[base]] must have either `image` or `debian`",
-                "`image` names an image in a registry, `debian` a Debian suite that mmdebstrap installs",
+                f"{document.place(*at)}: a [[base]] must have exactly one of `image` and `debian`",
+                "`image` names an image in a registry, and `debian` names a Debian suite for mmdebstrap to install",
                 'image = "docker.io/library/debian:bookworm-slim"',
             )
         bases.append(base)

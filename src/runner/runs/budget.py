@@ -34,15 +34,12 @@ class Estimate(NamedTuple):
 
     def text(self, runs: int) -> str:
         """One line for the user about a launch of this many runs."""
-        more = (
-            f" per attempt, {self.most:,.1f} with all restarts" if self.most > self.attempt else ""
-        )
-        each = f"{self.attempt:,.1f} GPU hours{more}"
-        return (
-            f"at most {self.most * runs:,.1f} GPU hours: {each}, for each of {runs} runs"
-            if runs > 1
-            else (f"at most {each}")
-        )
+        each = f"{self.attempt:,.1f} GPU hours"
+        if self.most > self.attempt:
+            each += f" per attempt, {self.most:,.1f} with all restarts"
+        if runs == 1:
+            return f"at most {each}"
+        return f"at most {self.most * runs:,.1f} GPU hours ({runs} runs; each at most {each})"
 
 
 def estimate(job: Job) -> Estimate | None:

@@ -388,13 +388,16 @@ def check_run_folder(folder: Path, site: Site, engine: str) -> None:
     reasons: dict[str, str] = {}
     if not site.is_local:
         reasons |= {
-            "%": "Slurm replaces `%j` and other patterns",
-            "\\": "Slurm reads it as an escape",
+            "%": "which begins a pattern such as %j in Slurm",
+            "\\": "which Slurm reads as an escape",
         }
     if engine != "host":
-        reasons |= {":": "a mount is SOURCE:TARGET", ",": "a comma separates mounts"}
+        reasons |= {
+            ":": "which separates the source and the target of a mount",
+            ",": "which separates mounts",
+        }
     found = [
-        f"{character!r}: {why}" for character, why in reasons.items() if character in str(folder)
+        f"{character!r}, {why}" for character, why in reasons.items() if character in str(folder)
     ]
     if not str(folder).isprintable():
         found.append("a line break or another character that cannot be printed")

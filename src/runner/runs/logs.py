@@ -110,10 +110,11 @@ def merged(
     """
     attempts = {each.number: each for each in run.attempts}
     if attempt not in (None, *attempts):
-        shown = ", ".join(map(str, attempts)) or "none has started"
-        raise RunnerError(
-            f"{run.name} has no attempt {attempt}", f"attempts: {shown}", f"runner logs {run.name}"
-        )
+        why, fix = "no attempt has started", f"runner status {run.name}"
+        if attempts:
+            why = f"it has these attempts: {', '.join(map(str, attempts))}"
+            fix = f"runner logs {run.name}"
+        raise RunnerError(f"{run.name} has no attempt {attempt}", why, fix)
     streams = [each for each in all_streams(run, ranks) if attempt in (None, each.attempt)]
     if tail is not None:
         streams = [replace(each, begin=_begin(each, tail)) for each in streams]

@@ -274,7 +274,8 @@ def read_phases(run: Run, now: float, notes: list[str]) -> list[Phases]:
         )
         if phases.ended is None and not phases.running:
             notes.append(
-                f"attempts/{phases.attempt.number} has no end: counted until its last sign of life"
+                f"attempt {phases.attempt.number} did not record its end, perhaps because it was killed: "
+                "it is counted until its last sign of life"
             )
     if not found:
         notes.append("no attempt has started")

@@ -95,9 +95,9 @@ def refuse_incomplete(locked: Locked) -> None:
         why = "the code of that launch, without uncommitted changes"
         lines.insert(0, f"git checkout {commit}   ({why})")
     if any(HIDDEN in word for word in words):
-        lines.append(f"(write the secret in place of {HIDDEN}: lock.toml never stores secrets)")
+        lines.append(f'(replace "{HIDDEN}" with the secret: lock.toml stores none)')
     if locked.tables.get("sweep"):
-        lines.append("(the command line launches all runs of the sweep)")
+        lines.append("(this command launches all runs of the sweep)")
     raise RunnerError(
         f"{locked.name} cannot be rerun",
         f"missing or changed in {locked.folder}: {shown}",

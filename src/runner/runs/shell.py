@@ -208,7 +208,7 @@ def _place_of_run(run: Run, environ: Mapping[str, str], report: Report) -> _Plac
         )
     elif not run.is_local and status.active:
         report.say(
-            f"{run.name} is {status.state} and stays queued; requesting a separate allocation for this shell"
+            f"{run.name} is not running ({status.state}): requesting a separate allocation for this shell"
         )
     elif not run.is_local:
         report.say(

@@ -412,8 +412,8 @@ def unchanged(snapshot: Snapshot, code: Path) -> Snapshot:
     if found := [name for name in changed if name not in loose]:
         raise RunnerError(
             f"{found[0]} changed while runner copied it",
-            "its checksum is no longer the same",
-            "launch again",
+            "git tracks it or the job runs it, so the run needs an exact copy",
+            "stop what writes to it, then launch again",
         )
     for name in changed:
         folders.discard(code / name)

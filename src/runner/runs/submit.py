@@ -32,10 +32,17 @@ def check_room(folder: Path) -> tuple[str, ...]:
     with suppress(OSError):  # the file system does not tell
         room = os.statvfs(there)
         free = room.f_bavail * room.f_frsize
-        if free < _LEAST_BYTES or (room.f_files > 0 and room.f_favail < _LEAST_FILES):
+        why = ""
+        if free < _LEAST_BYTES:
+            why = (
+                f"only {free >> 20} MiB is free, and a run needs at least {_LEAST_BYTES >> 20} MiB"
+            )
+        elif room.f_files > 0 and room.f_favail < _LEAST_FILES:
+            why = f"only {room.f_favail} inodes are free, and a run needs at least {_LEAST_FILES}"
+        if why:
             raise RunnerError(
                 f"there is not enough space for a run in {folder}",
-                f"only {free >> 20} MiB and {room.f_favail} inodes are free, so the job could not save checkpoints",
+                f"{why}: the job could not save checkpoints",
                 "free some space (runner gc, or delete old checkpoints),"
                 " or use another folder: export RUNNER_RUNS=FOLDER",
             )

@@ -229,7 +229,7 @@ def test_without_the_tars_skeleton_the_image_is_one_layer(podman: Podman) -> Non
     split.unlink()
     try:
         with stored.opened(podman, name, report := Quiet()) as image:
-            assert any("using podman export, which reads" in line for line in report.lines)
+            assert any("using podman export, which gives one layer" in line for line in report.lines)
             assert [layer.diff_id for layer in image.layers] == [""]
             with image.layers[0].open() as stream:
                 listed = subprocess.run(("tar", "t"), input=stream.read(), capture_output=True, check=True).stdout

@@ -169,7 +169,7 @@ def test_an_image_that_podman_has_pushed(
 def test_basic_authentication_of_a_real_registry(made: Made, locked: Registry, environ: dict[str, str]) -> None:
     """The right password opens it; a wrong one and none are errors that say where it was looked for."""
     reference = f"{locked.address}/team/app:1"
-    with pytest.raises(RunnerError, match="does not allow access to") as caught:
+    with pytest.raises(RunnerError, match="denied access to") as caught:
         image_of(reference, environ)
     assert ".docker/config.json (does not exist)" in caught.value.why
     assert f"machine {locked.address.rpartition(':')[0]} login" in caught.value.fix
@@ -177,7 +177,7 @@ def test_basic_authentication_of_a_real_registry(made: Made, locked: Registry, e
     assert len(image_of(reference, environ)[1]) == 2
     assert len(image_of(reference, environ, user=USER)[1]) == 2
     add_login(environ, locked.address, password="wrong one")
-    with pytest.raises(RunnerError, match="does not allow access to") as caught:
+    with pytest.raises(RunnerError, match="denied access to") as caught:
         image_of(reference, environ)
     assert "'alice' from" in caught.value.why and "wrong one" not in str(caught.value)
 
@@ -304,7 +304,7 @@ def test_a_refused_token_names_the_login(made: Made, environ: dict[str, str]) ->
     with Guarded(made) as server:
         server.tokens.behave = lambda request: request.answer(401, b'{"details":"incorrect username or password"}')
         add_login(environ, server.registry.address)
-        with pytest.raises(RunnerError, match="does not allow access to") as caught:
+        with pytest.raises(RunnerError, match="denied access to") as caught:
             image_of(f"{server.registry.address}/team/app:1", environ)
     assert "incorrect username or password" in caught.value.why and "'alice'" in caught.value.why
 
@@ -320,7 +320,7 @@ def test_what_is_no_token_is_refused(made: Made, environ: dict[str, str], body: 
 
 
 def test_a_registry_that_refuses_every_token_ends(made: Made, environ: dict[str, str]) -> None:
-    with Guarded(made, uses=0) as server, pytest.raises(RunnerError, match="does not allow access to"):
+    with Guarded(made, uses=0) as server, pytest.raises(RunnerError, match="denied access to"):
         image_of(f"{server.registry.address}/team/app:1", environ)
     assert len(server.tokens.requests) <= 3
 
@@ -422,7 +422,7 @@ def test_a_login_goes_over_plain_http_only_by_a_second_word(made: Made, environ:
         add_login(environ, "registry.example:5000")
         for _ in challenges:
             challenges.reverse()
-            with pytest.raises(RunnerError, match="does not allow access to") as caught:
+            with pytest.raises(RunnerError, match="denied access to") as caught:
                 image_of("registry.example:5000/team/app:1", environ, allow_http=1)
             assert "is not encrypted" in caught.value.why and "--allow-http --allow-http" in caught.value.fix
             assert login not in {seen.headers.get("authorization") for seen in server.requests}

@@ -95,7 +95,9 @@ def resolve_base(recipe: Recipe, build: BuildContext, *, refresh: bool) -> Resol
             reasons.append(f"{base}: {error.what}{': ' if last else ''}{last}")
             continue
         if reasons:
-            build.report.warn(f"the base is {base}, not {recipe.bases[0]} ({'; '.join(reasons)})")
+            build.report.warn(
+                f"using the base {base} instead of {recipe.bases[0]} ({'; '.join(reasons)})"
+            )
         return resolved
     raise RunnerError(
         f"none of the bases of recipe {recipe.name!r} is available on this machine",

@@ -299,9 +299,12 @@ def report_settings(
             "docker cannot mount files into a build, "
             "so the build does not see this machine's pip configuration and CA bundle"
         )
+    for place in settings.missing:
+        report.warn(f"ignoring {place} from pip's configuration: it does not exist")
     if settings.notes:
         report.say(
-            f"used during the build, but not stored in the image: {', '.join(settings.notes)}"
+            "the build uses these settings of this machine, but does not store them in the image: "
+            f"{', '.join(settings.notes)}"
         )
     if proxy := host_settings.proxy_settings(environ):
         report.say(f"the build uses the proxy {proxy}")

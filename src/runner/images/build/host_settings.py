@@ -48,6 +48,9 @@ class HostSettings:
     arguments: Mapping[str, str] = field(default_factory=dict)
     """variables that RUN sees, but that the image does not store"""
     notes: tuple[str, ...] = ()
+    """what the build uses"""
+    missing: tuple[str, ...] = ()
+    """places that the host's settings name, but that do not exist"""
 
     def __bool__(self) -> bool:
         return bool(self.files or self.mounts)
@@ -60,7 +63,11 @@ def join(one: HostSettings, two: HostSettings) -> HostSettings:
         {**one.arguments, **two.arguments},
     )
     return HostSettings(
-        {**one.files, **two.files}, tuple(mounts), arguments, (*one.notes, *two.notes)
+        {**one.files, **two.files},
+        tuple(mounts),
+        arguments,
+        (*one.notes, *two.notes),
+        (*one.missing, *two.missing),
     )
 
 
@@ -114,8 +121,9 @@ def pip_settings(layers: Sequence[Mapping[str, str]], environ: Mapping[str, str]
     }
     mounts: dict[str, str] = {}
     notes: list[str] = []
+    missing: list[str] = []
     for key in ("find-links", "extra-index-url", "index-url"):
-        words = [_offer(word, mounts, notes) for word in values.get(key, "").split()]
+        words = [_offer(word, mounts, missing) for word in values.get(key, "").split()]
         values[key] = "\n    ".join(word for word in words if word)
     arguments: dict[str, str] = {}
     bundle = values.pop("cert", "") or next(
@@ -130,23 +138,25 @@ def pip_settings(layers: Sequence[Mapping[str, str]], environ: Mapping[str, str]
         values["client-cert"] = f"{INSIDE}/client.pem"
     lines = [f"{key} = {value}" for key, value in values.items() if value]
     if not lines and not mounts:
-        return HostSettings()
+        return HostSettings(missing=tuple(missing))
     # pip's cache would store the mirror's responses in the image
     text = "\n".join(["[global]", "no-cache-dir = true", *lines]) + "\n"
     shown = ", ".join(key for key, value in values.items() if value)
     if shown:
         notes.append(f"pip's {shown}")
     arguments["PIP_CONFIG_FILE"] = f"{INSIDE}/pip.conf"
-    return HostSettings({"pip.conf": text}, tuple(mounts.items()), arguments, tuple(notes))
+    return HostSettings(
+        {"pip.conf": text}, tuple(mounts.items()), arguments, tuple(notes), tuple(missing)
+    )
 
 
-def _offer(word: str, mounts: dict[str, str], notes: list[str]) -> str:
+def _offer(word: str, mounts: dict[str, str], missing: list[str]) -> str:
     """An index or find-links entry as the build sees it: URLs are unchanged, local folders become their mount point."""
     if "://" in word and not word.startswith("file:"):
         return word
     path = Path(unquote(urlsplit(word).path) if word.startswith("file:") else word).expanduser()
     if not path.exists():
-        notes.append(f"without {word}, which does not exist")
+        missing.append(word)
         return ""
     folder, below = (path, "") if path.is_dir() else (path.parent, path.name)
     if folder.name == "simple" and folder.parent != Path("/"):

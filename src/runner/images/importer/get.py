@@ -109,7 +109,9 @@ class Getter:
                 for removed in store.collect(
                     self.settings.limit_gb * 10**9 or 1 << 63, {wanted.name_in(store)}
                 ):
-                    self.report.say(f"removed {removed}, which was not used for the longest time")
+                    self.report.say(
+                        f"removed {removed}, the least recently used image, to stay below limit_gb"
+                    )
                 return path
             except RunnerError as error:
                 if not store.is_fault(error):
@@ -140,7 +142,7 @@ class Getter:
             raise RunnerError(
                 "cannot fill a shared folder",
                 "\n".join((why, *refused)),
-                "set both keys to your folder",
+                f"set shared to your folder, and shared_owner = {os.geteuid()}",
             )
         with files.explained(f"read {listing}"):
             lines = [line.strip() for line in listing.read_text().splitlines()]
@@ -281,9 +283,10 @@ class Getter:
         place = f"{reference.registry}/{reference.repository}/"
         for allowed in self.settings.registries:
             if not any(place.startswith(f"{entry.rstrip('/')}/") for entry in allowed):
-                why = f"images may come from {', '.join(allowed) or 'no registry'}"
                 raise RunnerError(
-                    f"{reference} is not allowed here", why, f"see the key `registries` in {SYSTEM}"
+                    f"the importer does not accept {reference}",
+                    f"it takes images only from {', '.join(allowed) or 'no registry'}",
+                    f"use an image from there, or ask for the registry to be added to `registries` in {SYSTEM}",
                 )
         mirror = self.settings.mirrors.get(reference.registry)
         mirrored = mirror and registry_reference(

@@ -38,11 +38,10 @@ def read_trace(path: Path) -> Trace:
     for number, line in enumerate(lines, 1):
         match = _LINE.fullmatch(line)
         if not match:
-            why = "a line of a trace is `FIRST-END,… /PATH` or `/PATH`"
             raise RunnerError(
                 f"{path}:{number} is not a line of a trace",
-                why,
-                "record one: runner shell --trace FILE",
+                "a line must be `FIRST-END,… /PATH` or `/PATH`",
+                "record a new trace: runner shell --trace FILE",
             )
         trace[match[2]] = [
             (int(first), int(end)) for first, end in re.findall(rb"(\d+)-(\d+)", match[1] or b"")

@@ -80,7 +80,10 @@ def _open_stored(source: Source, access: Access, report: Report) -> Iterator[Lay
             opened = open_stored(found, env, architecture=access.architecture, reference=reference)
             image = stack.enter_context(opened)
         except NotRebuildable as reason:
-            report.say(f"using podman export, which reads {reference} as one layer: {reason}")
+            report.say(
+                f"cannot read the layers of {reference} one by one ({reason}): "
+                "using podman export, which gives one layer with the same files"
+            )
             image = whole
         yield image
 

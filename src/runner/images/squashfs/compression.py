@@ -60,8 +60,8 @@ class Compression:
         if colon and not (level.isascii() and level.isdigit()):
             raise RunnerError(
                 f"--compression cannot be {text!r}",
-                "the level is not a number",
-                "use lz4 or zstd:1",
+                "the level after the colon must be a number",
+                "for example zstd:1, or lz4, which has no level",
                 exit_code=2,
             )
         return cls(name, int(level) if colon else None)

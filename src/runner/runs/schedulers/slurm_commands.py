@@ -40,7 +40,7 @@ def submit(
     if set(str(run_folder)) & set("%\\"):
         raise RunnerError(
             f"Slurm cannot write its output to {str(run_folder)!r}",
-            r"Slurm reads `%` and `\` in a path as patterns",
+            r"it reads `%` in a path as a pattern, and `\` as an escape",
             "choose a folder without these characters: export RUNNER_RUNS=FOLDER",
         )
     if (run_folder / SUBMIT).is_file():

@@ -165,8 +165,8 @@ class Repository:
             return self._missing(what, error_text)
         return RunnerError(
             f"cannot fetch {what} of {self.reference}",
-            f"{host_of(answer.url)} returned status {answer.status}{f': {error_text}' if error_text else ''}",
-            "try again later"
+            f"{host_of(answer.url)} returned HTTP status {answer.status}{f': {error_text}' if error_text else ''}",
+            "check the image's name; if it is correct, ask the operators of the registry"
             if own
             else "check the proxy and the firewall: the registry stores its layers on that host",
         )

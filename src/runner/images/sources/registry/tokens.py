@@ -68,7 +68,7 @@ class Tokens:
             places = "\n".join(self._search.looked)
             why = f"it requires a login ({status}){error_text}, but runner found none in\n{places}"
             fix = f"check the image's name (many registries answer like this if it is wrong); {self._advice()}"
-        return RunnerError(f"{self._registry} does not allow access to {name}", why, fix)
+        return RunnerError(f"{self._registry} denied access to {name}", why, fix)
 
     def _login_for(self, *urls: str) -> Login | None:
         """The login, if each of the addresses may have it."""
