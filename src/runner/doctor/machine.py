@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.detection import cluster_name, slurm_configuration, slurm_plugins
-from runner.environments.engines import PLUGINS, why_no_sandbox
+from runner.detection import cluster_name, slurm_configuration, srun_options
+from runner.environments.engines import plugin_engines, why_no_sandbox
 from runner.errors import RunnerError
 from runner.machine import files, probe, process
 from runner.site import Site
@@ -256,12 +256,13 @@ def plugins(site: Site) -> Diagnosis:
     """Which container plugins srun has, and whether they include the site's engine."""
     if process.which("srun") is None:
         return Diagnosis("srun plugins", "missing", "srun is not installed")
+    engines = plugin_engines()
     try:
-        there = sorted(slurm_plugins())
+        there = sorted(srun_options() & engines.keys())
     except RunnerError as error:
         return Diagnosis("srun plugins", "missing", f"{error.what}: {error.why}", error.fix)
-    text = ", ".join(f"--{flag} ({PLUGINS[flag]})" for flag in there) or "none"
-    flag = next((flag for flag, engine in PLUGINS.items() if engine == site.engine), None)
+    text = ", ".join(f"--{flag} ({engines[flag]})" for flag in there) or "none"
+    flag = next((flag for flag, engine in engines.items() if engine == site.engine), None)
     if flag is not None and flag not in there:
         text = f"srun has no --{flag}, which the engine {site.engine} of {site.name} needs; it has: {text}"
         return Diagnosis(
