@@ -337,11 +337,10 @@ def hugging_face(environ: Mapping[str, str]) -> Diagnosis:
         return Diagnosis(
             "Hugging Face", "wrong", f"{token} can be read by others", f"chmod 600 {token}"
         )
-    known = (
-        "HF_TOKEN is set"
-        if environ.get("HF_TOKEN")
-        else f"token in {token}"
-        if token.is_file()
-        else "no token"
-    )
+    if environ.get("HF_TOKEN"):
+        known = "HF_TOKEN is set"
+    elif token.is_file():
+        known = f"token in {token}"
+    else:
+        known = "no token"
     return Diagnosis("Hugging Face", "ok", f"{text}; {known}")

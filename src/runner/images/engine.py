@@ -42,16 +42,14 @@ def choose_engine(requested: str | None, environ: Mapping[str, str]) -> Engine:
             return Engine("podman", why, *podman_environment(environ))
         reasons[name] = "it is not on PATH" if name == "podman" else docker_refusal(environ)
         if not reasons[name]:
-            why = (
-                "requested"
-                if requested
-                else f"podman: {reasons['podman']}; docker's daemon answers"
-            )
-            return Engine("docker", why)
+            if requested:
+                return Engine("docker", "requested")
+            return Engine("docker", f"podman: {reasons['podman']}; docker's daemon answers")
+    what = f"{requested} cannot be used here"
+    if requested is None:
+        what = "no container engine can be used here"
     raise RunnerError(
-        "no container engine can be used here"
-        if requested is None
-        else f"{requested} cannot be used here",
+        what,
         "\n".join(f"{name}: {reason}" for name, reason in reasons.items()),
         "apt-get install --no-install-recommends podman   (or start docker: systemctl start docker)",
     )

@@ -151,7 +151,9 @@ class Source:
         parts = (name.removeprefix(f"{self.registry}/") if self.registry else name).split("/")
         if len(parts) > 1 and parts[0] == "library":
             parts = parts[1:]
-        return file_name("+".join([*parts, *((tag,) if tag and tag != "latest" else ())]))
+        if tag and tag != "latest":
+            parts.append(tag)
+        return file_name("+".join(parts))
 
     def __str__(self) -> str:
         """As the user writes it: `oci:DIR:TAG`, `podman://NAME`."""

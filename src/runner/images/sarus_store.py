@@ -293,7 +293,8 @@ def forget(images: Path, reference: str) -> None:
 
 def list_records(images: Path) -> list[Stored]:
     """The records of an image folder, newest first."""
-    found = [stored for path in sorted(images.glob(f"*{_SUFFIX}")) if (stored := _read(path))]
+    read = map(_read, sorted(images.glob(f"*{_SUFFIX}")))
+    found = [stored for stored in read if stored]
     return sorted(found, key=lambda stored: -stored.created)
 
 

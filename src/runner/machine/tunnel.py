@@ -73,7 +73,10 @@ class _Link:
 
     def run(self) -> None:
         """Pass on frames until the other end has closed its pipe."""
-        while len(head := self._source.read(_HEAD.size)) == _HEAD.size:
+        while True:
+            head = self._source.read(_HEAD.size)
+            if len(head) != _HEAD.size:
+                break
             number, size = _HEAD.unpack(head)
             data = self._source.read(max(size, 0) + 1)[:-1]
             known = self._ends.get(number)

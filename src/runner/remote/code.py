@@ -116,11 +116,8 @@ def pack(
 
 def _record(main: Path, taken: Snapshot) -> dict[str, bytes]:
     """The files of the record `runs/sent.py`. Raises RunnerError if git's diff contains a secret."""
-    state = {
-        **(asdict(taken.git) if taken.git else {}),
-        "left_out": taken.left_out,
-        "notes": taken.notes,
-    }
+    state = asdict(taken.git) if taken.git else {}
+    state |= {"left_out": taken.left_out, "notes": taken.notes}
     found = {
         sent.FILES: os.fsencode("\0".join(taken.sources[0].files)),
         sent.STATE: json.dumps(state).encode(),
@@ -183,7 +180,8 @@ def _manifest(sources: Mapping[str, str | bytes], before: Manifest) -> Manifest:
         if isinstance(source, str):
             status = os.lstat(source)
             stamp = f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
-            if (old := before.get(name, "")).startswith(f"{stamp} "):
+            old = before.get(name, "")
+            if old.startswith(f"{stamp} "):
                 found[name] = old
                 continue
             if status.st_ctime_ns > begun:

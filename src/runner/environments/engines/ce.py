@@ -57,11 +57,10 @@ def attach(environment: Environment, site: Site) -> Attachment:
     _check_braces(environment)
     image = Path(environment.image)
     lost = "" if environment.env.get("PATH") or not image.is_absolute() else lost_path(image)
-    notes = (
-        (f"PATH of the image is lost in the engine's login shell: set PATH = {lost!r} in [env]",)
-        if lost
-        else ()
-    )
+    notes: tuple[str, ...] = ()
+    if lost:
+        why = "PATH of the image is lost in the engine's login shell"
+        notes = (f"{why}: set PATH = {lost!r} in [env]",)
     flags = (f"--environment=${{RUNNER_RUN}}/{EDF_FILE}",)
     return Attachment(flags=flags, notes=notes)
 

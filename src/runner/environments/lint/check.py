@@ -181,7 +181,9 @@ class Linter:
         if self.setting.here:
             return finding(code, field, place, f"{error.what}; {error.why}", error.fix)
         reason = f"{error.what} on this machine, so it is not checked"
-        return finding(code, field, place, reason, f"check it on {self.setting.site.name}", "note")
+        return finding(
+            code, field, place, reason, f"check it on {self.setting.site.name}", severity="note"
+        )
 
     def _script(self, text: Script) -> Iterator[Checked]:
         """The findings in a script and in those that it submits, then in each environment that they name."""

@@ -58,14 +58,29 @@ def finding(
     known = CODES[code]
     severity = severity or known.severities[0]
     assert severity in known.severities, f"{code} is never a {severity}"
-    return Finding(code, severity, field, place, reason, fix or known.fix, changes)
+    return Finding(
+        code=code,
+        severity=severity,
+        field=field,
+        place=place,
+        reason=reason,
+        fix=fix or known.fix,
+        changes=changes,
+    )
 
 
 def as_data(finding: Finding) -> dict[str, Any]:
     """The finding for JSON."""
-    keys = ("code", "severity", "field", "reason", "fix")
-    place = {"path": str(finding.place.path), "line": finding.place.line} if finding.place else {}
-    return {**{key: getattr(finding, key) for key in keys}, "path": None, "line": None, **place}
+    place = finding.place
+    return {
+        "code": finding.code,
+        "severity": finding.severity,
+        "field": finding.field,
+        "reason": finding.reason,
+        "fix": finding.fix,
+        "path": str(place.path) if place else None,
+        "line": place.line if place else None,
+    }
 
 
 def by_file(findings: Sequence[Finding]) -> dict[Path, list[Finding]]:
@@ -205,7 +220,8 @@ class Subject:
         changes: tuple[Change, ...] = (),
     ) -> Finding:
         """A finding at a field."""
-        return finding(code, field, self.place(field), reason, fix, severity, changes)
+        place = self.place(field)
+        return finding(code, field, place, reason, fix, severity=severity, changes=changes)
 
 
 Rule = Callable[[Subject], Iterator[Finding]]

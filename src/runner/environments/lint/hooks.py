@@ -95,11 +95,9 @@ def _fitting(subject: Subject) -> tuple[str, ...]:
     image = subject.image
     if image.rocm:
         known = ("rocm6", "rocm5")
-        return (
-            known
-            if image.rocm_version is None
-            else tuple({f"rocm{image.rocm_version}"} & set(known))
-        )
+        if image.rocm_version is None:
+            return known
+        return tuple(name for name in known if name == f"rocm{image.rocm_version}")
     if image.cuda not in {12, 13}:
         return ()
     # the plugin for NVIDIA's deep learning images: from release 25 on

@@ -115,9 +115,14 @@ def separator(subject: Subject) -> Iterator[Finding]:
         reason = (
             f"{older} looks for {found.registry!r} on Docker Hub unless `#` follows the registry"
         )
-        severity, changes = ("error" if enroot else "warning"), (Set(("image",), image),)
+        severity = "error" if enroot else "warning"
         yield subject.say(
-            "slash-after-registry", "image", reason, f"image = {image!r}", severity, changes
+            "slash-after-registry",
+            "image",
+            reason,
+            f"image = {image!r}",
+            severity=severity,
+            changes=(Set(("image",), image),),
         )
     if found.separator == "#" and not subject.setting.engine_facts.accepts_hash:
         image, changes = found.with_slash, (Set(("image",), found.with_slash),)
@@ -186,11 +191,9 @@ def _enroot(subject: Subject, registry: str) -> Iterator[Finding]:
     there = set(
         re.findall(r"^\s*machine\s+(\S+)\s.*\bpassword\s+\S", files.text_of(path), re.MULTILINE)
     )
-    wanted = (
-        {registry, without_port(registry)}
-        if registry != "docker.io"
-        else {"docker.io", "registry-1.docker.io"}
-    )
+    wanted = {registry, without_port(registry)}
+    if registry == "docker.io":
+        wanted.add("registry-1.docker.io")
     tokens = set(TOKEN_HOSTS.get(registry, ()))
     if not there & (wanted | tokens):
         yield _missing(subject, registry, str(path))

@@ -165,14 +165,14 @@ def check_mounts(document: Document, engine: str) -> Iterator[Finding]:
                 accepted = syntax.accepts_relative_target and _relative_target_only(fields)
                 severity = "warning" if accepted else ""
                 reason, fix = f"{text!r}: {error.why}", f"write {error.fix}"
-                yield finding("mount-syntax", field, place, reason, fix, severity)
+                yield finding("mount-syntax", field, place, reason, fix, severity=severity)
             continue
         if len(fields) == 1 and not syntax.needs_target:
             without_target.append(index)
         for code, reason, fix, new in _faults(text, fields, engine, syntax):
             changes = (Set(("mounts", str(index)), new),) if new else ()
             severity = "error" if code == "mount-without-target" else ""
-            yield finding(code, field, place, reason, fix, severity, changes)
+            yield finding(code, field, place, reason, fix, severity=severity, changes=changes)
     if without_target:
         yield _without_target(document, mounts, without_target, engine)
 
@@ -199,7 +199,8 @@ def _without_target(
     reason = f"{', '.join(map(repr, texts))} {verb} no target: {engine} uses the source's path, and Sarus Suite fails"
     field, place = f"mounts.{indexes[0]}", document.place("mounts", str(indexes[0]))
     fix = f"write '{texts[0]}:{texts[0]}'"
-    return finding("mount-without-target", field, place, reason, fix, "note", changes)
+    code = "mount-without-target"
+    return finding(code, field, place, reason, fix, severity="note", changes=changes)
 
 
 _Fault = tuple[str, str, str, str]

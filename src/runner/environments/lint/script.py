@@ -54,12 +54,8 @@ class Script:
 
     def option(self, *names: str) -> str | None:
         """The value of the last such option in the directives; empty if it has no value."""
-        found = [
-            value
-            for line in self.directives
-            for value in [option(line.text, *names)]
-            if value is not None
-        ]
+        values = [option(line.text, *names) for line in self.directives]
+        found = [value for value in values if value is not None]
         return found[-1] if found else None
 
 
@@ -176,7 +172,9 @@ class Batch:
         self, code: str, line: Line, field: str, reason: str, fix: str = "", severity: str = ""
     ) -> Finding:
         """A finding at a line."""
-        return finding(code, field, Place(self.script.path, line.number), reason, fix, severity)
+        return finding(
+            code, field, Place(self.script.path, line.number), reason, fix, severity=severity
+        )
 
     def text(self) -> str:
         """All commands."""
@@ -346,6 +344,12 @@ def login_shell(batch: Batch) -> Iterator[Finding]:
 
 
 RULES: tuple[Callable[[Batch], Iterator[Finding]], ...] = (
-    *(directives, site_rules, node_rank, rank_remap, container_image),
-    *(rendezvous, script_secrets, login_shell),
+    directives,
+    site_rules,
+    node_rank,
+    rank_remap,
+    container_image,
+    rendezvous,
+    script_secrets,
+    login_shell,
 )

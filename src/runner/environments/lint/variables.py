@@ -84,7 +84,9 @@ def without_braces(subject: Subject) -> Iterator[Finding]:
                 value = getattr(subject.own, field, "")
             changes = (Set((field,), _BARE.sub(r"${\1}", value)),) if value else ()
             fix = f"write ${{{match[1]}}}"
-            yield subject.say("variable-without-braces", field, reason, fix, severity, changes)
+            yield subject.say(
+                "variable-without-braces", field, reason, fix, severity=severity, changes=changes
+            )
 
 
 def env_refers_to_env(subject: Subject) -> Iterator[Finding]:

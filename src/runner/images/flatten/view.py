@@ -22,7 +22,7 @@ class Awaited(Leaf):
     __slots__ = ("claimed", "known", "names", "target")
 
     def __init__(self, target: bytes, layer: int) -> None:
-        super().__init__(0, 0, 0, 0, (), None, layer)
+        super().__init__(mode=0, uid=0, gid=0, mtime=0, xattrs=(), data=None, layer=layer)
         self.target = target
         self.names: list[tuple[Directory, bytes]] = []  # its places in the tree
         self.claimed = False  # whether a link of a layer above needs it too

@@ -58,12 +58,15 @@ def write_trace(target: Path, log: Path) -> int:
     opened: dict[bytes, bytes] = {}  # by handle, which is used again after the file is closed
     read: Trace = {}
     for line in log.read_bytes().split(b"\n") if log.exists() else ():
-        if match := _OPENED.match(line):
+        match = _OPENED.match(line)
+        if match:
             opened[match[1]] = match[2]
-        elif (match := _READ.match(line)) and match[1] in opened and int(match[2]):
-            read.setdefault(opened[match[1]], []).append(
-                (int(match[3]), int(match[3]) + int(match[2]))
-            )
+            continue
+        match = _READ.match(line)
+        if match and match[1] in opened:
+            size, start = int(match[2]), int(match[3])
+            if size:
+                read.setdefault(opened[match[1]], []).append((start, start + size))
     log.unlink(missing_ok=True)
     if not read:
         why = "only the engine 'sandbox' with squashfuse records what a command reads"

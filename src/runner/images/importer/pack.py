@@ -207,7 +207,15 @@ class _Packer:
         for path, (text, mode) in files.items():
             data = text.encode("utf-8", "surrogateescape")
             written = self._writer.add(len(data), io.BytesIO(data))
-            self._own[path.encode()] = Leaf(stat.S_IFREG | mode, 0, 0, 0, (), written, 0)
+            self._own[path.encode()] = Leaf(
+                mode=stat.S_IFREG | mode,
+                uid=0,
+                gid=0,
+                mtime=0,
+                xattrs=(),
+                data=written,
+                layer=0,
+            )
         self._writer.end_run()
 
     def place_own(self) -> None:
@@ -251,9 +259,18 @@ class _Packer:
         proven = bool(layer.diff_id) and (
             self._options.verify_diff_ids or layer.diff_id == layer.digest
         )
-        known = (layer.diff_id, layer.digest, proven, needed_hash(needed))
-        pieces = run.fragments.decode("latin-1")
-        record = LayerRecord(*known, run.offset, run.length, pieces, run.check, 0, 0)
+        record = LayerRecord(
+            diff_id=layer.diff_id,
+            digest=layer.digest,
+            proven=proven,
+            needed=needed_hash(needed),
+            offset=run.offset,
+            length=run.length,
+            fragments=run.fragments.decode("latin-1"),
+            check=run.check,
+            frame=0,
+            frame_length=0,
+        )
         self._packed.index.append((record, log.end(contents)))
         return count
 

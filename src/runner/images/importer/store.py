@@ -130,15 +130,16 @@ class Store:
             if not claim.end_if_dead(target):
                 waited = time.monotonic() - began
                 pause = min(max(waited / 10, _LEAST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
-                time.sleep(
-                    pause * random.uniform(0.5, 1.0)
-                )  # random: a thousand nodes should not all look at once
+                # random: a thousand nodes should not all look at once
+                time.sleep(pause * random.uniform(0.5, 1.0))
                 continue
             with claim.hold() as held:
-                if held and (other := elsewhere()):
+                if not held:
+                    continue
+                other = elsewhere()
+                if other:
                     return other
-                if held:
-                    self._make(name, make, claim)
+                self._make(name, make, claim)
         return path
 
     def _make(self, name: str, make: Callable[[], object], claim: _Claim) -> None:
@@ -181,11 +182,8 @@ class Store:
         a mark before the leases are read again: a process that takes it and does not see the mark wrote a lease before.
         """
         with suppress(FileNotFoundError):  # another process removes files too
-            made = [
-                each
-                for path in self.folder.glob("*.sqsh")
-                if (each := read_squashfs(path)) and each.importer
-            ]
+            found = map(read_squashfs, self.folder.glob("*.sqsh"))
+            made = [each for each in found if each and each.importer]
             total = sum(each.size_bytes for each in made)
             jobs = _running_jobs() if total > limit_bytes else None
             for path in sorted(

@@ -203,19 +203,16 @@ def _entry(source: _Source, header: bytes, records: dict[bytes, bytes]) -> tuple
     mode, uid, gid = source.numbers(owners, 8)
     (mtime,), size = source.numbers(time, 12), number(length)
     link = link.partition(b"\0")[0] if kind in (b"1", b"2") else b""
-    if (
-        len(records) == 1 and b"mtime" in records
-    ):  # Python's tarfile and others write this for every file
+    # Python's tarfile and others write only this, and for every file
+    if len(records) == 1 and b"mtime" in records:
         mtime, records = decimal(records[b"mtime"]), {}
     elif records:
         name, link = records.get(b"path", name), records.get(b"linkpath", link)
         name = records.get(b"GNU.sparse.name", name)
         uid, gid = _record_number(records, b"uid", uid), _record_number(records, b"gid", gid)
-        mtime, size = (
-            _record_number(records, b"mtime", mtime),
-            _record_number(records, b"size", size),
-        )
-    entry = Entry(normalised(name), 0, uid, gid, mtime, 0)
+        mtime = _record_number(records, b"mtime", mtime)
+        size = _record_number(records, b"size", size)
+    entry = Entry(path=normalised(name), mode=0, uid=uid, gid=gid, mtime=mtime, size=0)
     if kind == b"1":
         entry.target, entry.hard_link = normalised(link), True
         return entry, source.begin_link(size)

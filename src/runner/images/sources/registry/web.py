@@ -174,12 +174,11 @@ class Web:
         self.stopped.set()
         for held in list(self._sockets):
             with suppress(Exception):
-                # not SSLSocket.shutdown, which takes the TLS state from under the reader
-                (
-                    socket.socket.shutdown
-                    if isinstance(held, socket.socket)
-                    else type(held).shutdown
-                )(held, 2)
+                if isinstance(held, socket.socket):
+                    # not SSLSocket.shutdown, which takes the TLS state from under the reader
+                    socket.socket.shutdown(held, socket.SHUT_RDWR)
+                else:
+                    held.shutdown(socket.SHUT_RDWR)
         for manager in list(self._managers.values()):
             manager.clear()
 
