@@ -72,9 +72,8 @@ def rewrite(text: str, changes: Sequence[Change], path: Path = Path("EDF")) -> s
         try:
             wanted = _without_empty(_changed(deepcopy(data), change))
         except (TypeError, ValueError, LookupError, AttributeError) as error:
-            raise _refusal(
-                change
-            ) from error  # for example a key below a string, or an index out of range
+            # for example a key below a string, or an index out of range
+            raise _refusal(change) from error
         new = next((new for new in _candidates(text, data, change) if _reads_as(new, wanted)), None)
         if new is None:
             raise _refusal(change)

@@ -92,10 +92,9 @@ def registry_reference(text: str) -> Reference:
     if not slash or not _HOST.fullmatch(registry):
         raise _invalid_name(text, "the name of the registry is missing or invalid")
     if registry in HUB_NAMES:
-        registry, repository = (
-            DOCKER_HUB,
-            repository if "/" in repository else f"library/{repository}",
-        )
+        registry = DOCKER_HUB
+        if "/" not in repository:
+            repository = f"library/{repository}"
     if not _NAME.fullmatch(repository):
         raise _invalid_name(
             text, f"{repository!r} is not a valid name: use lower-case letters, digits and . _ - /"

@@ -129,9 +129,8 @@ def with_sha256(squashfs: Squashfs) -> Squashfs:
     if squashfs.sha256:
         return squashfs
     known = replace(squashfs, sha256=sha256_of(squashfs.path))
-    with suppress(
-        RunnerError
-    ):  # if the folder belongs to another user, the checksum is computed each time
+    # if the folder belongs to another user, the checksum is computed each time
+    with suppress(RunnerError):
         files.write(sidecar(squashfs.path), as_json(known))
     return known
 

@@ -115,9 +115,8 @@ def _linked(source: Path, target: Path) -> bool:
     try:
         os.link(source, target, follow_symlinks=False)
         return True
-    except (
-        OSError
-    ):  # another file system, no support for hard links, or too many of them: copy instead
+    except OSError:
+        # another file system, no support for hard links, or too many of them: copy instead
         return False
 
 

@@ -115,9 +115,8 @@ class Tunnel(_Link):
         self, argv: Sequence[str], port: int, env: Mapping[str, str] | None = None
     ) -> None:
         self._server, self.port = listener(port)
-        pipe = (
-            subprocess.PIPE
-        )  # in its own session, so that Ctrl-C in the terminal does not reach it
+        # in its own session, so that Ctrl-C in the terminal does not reach it
+        pipe = subprocess.PIPE
         self._child = subprocess.Popen(
             tuple(argv), stdin=pipe, stdout=pipe, env=env, start_new_session=True
         )

@@ -22,10 +22,11 @@ from runner.remote.host import Host
 
 _LONGEST = 90_000
 """bytes of the words: with the script and as base64, they are a single argument, which Linux limits to 128 KiB"""
+# how long an unused connection is kept: opened by `connect`, or by a verb
 _IDLE = {
     True: "12h",
     False: "10m",
-}  # how long an unused connection is kept: opened by `connect`, or by a verb
+}
 
 
 class Connection:

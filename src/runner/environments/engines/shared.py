@@ -322,10 +322,11 @@ def split_env(environment: Environment) -> tuple[dict[str, str], tuple[str, ...]
     referred = {name for text in texts for name in names(text)}
     for name, value in environment.env.items():
         # enroot reads a file line by line: text after a line break would become another variable
-        plain_text = (
-            value and not has_variables(value) and "\n" not in value and name not in referred
-        )
-        (exports if plain_text and _can_be_exported(name) else inside)[name] = value
+        plain_text = value and not has_variables(value) and "\n" not in value
+        if plain_text and name not in referred and _can_be_exported(name):
+            exports[name] = value
+        else:
+            inside[name] = value
     plain = {name: expand(value, {}, f"env.{name}") for name, value in exports.items()}
     reference = environment.workdir is not None and has_variables(environment.workdir)
     workdir = environment.workdir if reference else None
@@ -361,16 +362,20 @@ def inside_words(env: Mapping[str, str], workdir: str | None = None) -> tuple[st
     plain = ("env", *unset, *fixed) if unset or fixed else ()
     if not moving and workdir is None:
         return plain
-    enter = "" if workdir is None else f'cd -- "{_inner(parts(workdir, "workdir"), "workdir")}" && '
+    enter = ""
+    if workdir is not None:
+        enter = f'cd -- "{_inner(parts(workdir, "workdir"), "workdir")}" && '
     # exported, because other users can read command lines; what the shell itself reads is not
     exports, words = "", ""
     for name, value in moving.items():
         word = f' {single_quoted(name)}="{_inner(value, "[env]")}"'
-        exports, words = (
-            (exports + word, words) if _can_be_exported(name) else (exports, words + word)
-        )
+        if _can_be_exported(name):
+            exports += word
+        else:
+            words += word
     last = f'set -- env{words} "$@" && ' if words else ""
-    script = f'{enter}{last}{f"export{exports} && " if exports else ""}exec "$@"'
+    export = f"export{exports} && " if exports else ""
+    script = f'{enter}{last}{export}exec "$@"'
     return ("sh", "-c", literal(script), "sh", *plain)
 
 

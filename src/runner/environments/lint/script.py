@@ -147,9 +147,8 @@ def _blank(quoted: re.Match[str]) -> str:
     text = quoted[0]
     if text.startswith('"'):
         return re.sub(r"\\.", "  ", text, flags=re.DOTALL)
-    return re.sub(
-        rf"[^{_EXPANDED}]", " ", text
-    )  # a here-document is expanded within single quotes too
+    # a here-document is expanded within single quotes too
+    return re.sub(rf"[^{_EXPANDED}]", " ", text)
 
 
 TORCHRUN = re.compile(r"\btorchrun\b|torch\.distributed\.(run|launch)\b|\baccelerate\s+launch\b")

@@ -111,11 +111,12 @@ def env_refers_to_env(subject: Subject) -> Iterator[Finding]:
                 )
 
 
+# usually set only for NCCL
 _NCCL_NETWORK = (
     "NCCL_SOCKET_IFNAME",
     "NCCL_CROSS_NIC",
     "NCCL_NET_GDR_LEVEL",
-)  # usually set only for NCCL
+)
 # variable -> its values that switch the network plugin of NCCL off
 SWITCHED_OFF = {
     "NCCL_NET": {"socket"},

@@ -55,10 +55,8 @@ class HostSettings:
 
 def join(one: HostSettings, two: HostSettings) -> HostSettings:
     """Combine two settings into one."""
-    mounts, arguments = (
-        dict.fromkeys((*one.mounts, *two.mounts)),
-        {**one.arguments, **two.arguments},
-    )
+    mounts = dict.fromkeys((*one.mounts, *two.mounts))
+    arguments = {**one.arguments, **two.arguments}
     return HostSettings(
         {**one.files, **two.files}, tuple(mounts), arguments, (*one.notes, *two.notes)
     )

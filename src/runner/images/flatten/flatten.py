@@ -278,9 +278,10 @@ class Flattener:
 
     def _mark(self, entry: Entry, head: bytes, name: bytes) -> Leaf | None:
         """Record a whiteout or an opaque marker."""
-        directory, place = (
-            (self._directory, self._place) if head == self._head else self._view.walk(head, "mark")
-        )
+        if head == self._head:
+            directory, place = self._directory, self._place
+        else:
+            directory, place = self._view.walk(head, "mark")
         if name == _OPAQUE:
             if directory is not None:
                 self._opaque.append(directory)

@@ -20,9 +20,8 @@ from runner.images.squashfs.workers import PLAIN
 from runner.machine import files
 
 Places = list[tuple[int, int]]  # each: first byte, and the end
-Trace = dict[
-    bytes, Places
-]  # path without the leading slash -> what was read of it; nothing: the whole file
+# path without the leading slash -> what was read of it; nothing: the whole file
+Trace = dict[bytes, Places]
 LIST_SIZE = 4096  # bytes after the squashfs, with lines `hot OFFSET LENGTH`: what to read ahead
 _GAP = 128 << 10  # bytes that are read in vain to join two places
 _LINE = re.compile(rb"(?:(\d+-\d+(?:,\d+-\d+)*) )?/(.+)", re.DOTALL)
@@ -144,11 +143,8 @@ class HotRegion:
 
     def write_list(self) -> None:
         """Write the list at the end of the file, which is a complete squashfs."""
-        places, gap, text = (
-            [(self._start, self._file.seek(0, os.SEEK_END))],
-            _GAP,
-            b"-" * (LIST_SIZE + 1),
-        )
+        places = [(self._start, self._file.seek(0, os.SEEK_END))]
+        gap, text = _GAP, b"-" * (LIST_SIZE + 1)
         while len(text) > LIST_SIZE:
             joined = places + _joined(self._others, gap)
             text = b"".join(

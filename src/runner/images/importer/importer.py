@@ -63,9 +63,8 @@ def import_image(request: ImportRequest, report: Report) -> Imported:
     """
     options = request.options
     with _planned(request, report) as plan:
-        if plan.reuse and is_whole(
-            plan.target
-        ):  # without a lock, because the folder may be read-only for this user
+        # without a lock, because the folder may be read-only for this user
+        if plan.reuse and is_whole(plan.target):
             return _found(plan.reuse, plan, report)
         with files.explained(f"write {plan.target}"), files.locked(plan.target) as locked:
             if not locked:
@@ -165,9 +164,8 @@ def _import_locked(
 ) -> Imported:
     """The import itself, with the lock of its target held. `held` is None if the file system has no locks."""
     clear_leftovers(plan.target.parent, report, held)
-    found = read_squashfs(
-        plan.target
-    )  # another import may have written it while this one waited for the lock
+    # another import may have written it while this one waited for the lock
+    found = read_squashfs(plan.target)
     if found and found.content == plan.content and not options.again:
         if is_whole(plan.target):
             return _found(found, plan, report)

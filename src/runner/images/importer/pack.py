@@ -193,12 +193,8 @@ class _Packer:
     def __init__(
         self, flattener: Flattener, writer: DataWriter, options: PackOptions, packed: Packed
     ) -> None:
-        self._flattener, self._writer, self._options, self._packed = (
-            flattener,
-            writer,
-            options,
-            packed,
-        )
+        self._flattener, self._writer = flattener, writer
+        self._options, self._packed = options, packed
         self._own: dict[bytes, Leaf] = {}
 
     def add_own(self, files: Mapping[str, tuple[str, int]]) -> None:
@@ -238,9 +234,8 @@ class _Packer:
         """
         log, needed, contents = LayerLog(), array("I"), list[FileData]()
         run, count = self._writer.begin_run(), 0
-        verify = (
-            self._options.verify_diff_ids or not layer.digest
-        )  # without a digest, there is only the diff_id
+        # without a digest, there is only the diff_id
+        verify = self._options.verify_diff_ids or not layer.digest
         for again in (False, True):
             with decoded(
                 layer, verify_diff_id=verify, advance=_ignore if again else advance

@@ -47,9 +47,8 @@ _KINDS = {
 _DESCRIPTIONS = dict(
     zip(b"xXLKMgVN", ("PAX", "PAX", "path", "linkpath", "volume", *["nothing"] * 3), strict=True)
 )
-_FIELDS = struct.Struct(
-    "100s24s12s12s8xc100s6s"
-)  # name, mode and owners, size, mtime, type, link, magic
+# name, mode and owners, size, mtime, type, link, magic
+_FIELDS = struct.Struct("100s24s12s12s8xc100s6s")
 _POSIX = b"ustar\0"
 
 
@@ -170,9 +169,8 @@ def entries(stream: Reader) -> Iterator[tuple[Entry, Reader]]:
     """
     source = _Source(stream)
     records: dict[bytes, bytes] = {}
-    names: dict[
-        bytes, bytes
-    ] = {}  # GNU's long names, which take precedence over PAX as in Go's archive/tar
+    # GNU's long names, which take precedence over PAX as in Go's archive/tar
+    names: dict[bytes, bytes] = {}
     while header := source.header():
         kind = _DESCRIPTIONS.get(header[156])
         if kind is None:

@@ -36,16 +36,14 @@ TYPES = {
 }
 # each begins with type, permissions, uid, gid, mtime, number
 _FILE = struct.Struct("<HHHHIIIIII")  # start, fragment, offset, size
-_LARGE_FILE = struct.Struct(
-    "<HHHHIIQQQIIII"
-)  # start, size, sparse, links, fragment, offset, xattrs
+# start, size, sparse, links, fragment, offset, xattrs
+_LARGE_FILE = struct.Struct("<HHHHIIQQQIIII")
 _SYMLINK = struct.Struct("<HHHHIIII")  # links, size
 _DEVICE = struct.Struct("<HHHHIIII")  # links, device
 _PIPE = struct.Struct("<HHHHIII")  # links
 _DIRECTORY = struct.Struct("<HHHHIIIIHHI")  # start, links, size, offset, parent
-_LARGE_DIRECTORY = struct.Struct(
-    "<HHHHIIIIIIHHI"
-)  # links, size, start, parent, indexes, offset, xattrs
+# links, size, start, parent, indexes, offset, xattrs
+_LARGE_DIRECTORY = struct.Struct("<HHHHIIIIIIHHI")
 _WORD = struct.Struct("<I")
 
 
@@ -119,12 +117,10 @@ class InodePacker:
 
 
 _HEADER = struct.Struct("<III")  # entries - 1, inode block, base inode number of the entries
-_ENTRY = struct.Struct(
-    "<HhHH"
-)  # offset in the inode block, inode number - that of the header, type, name length - 1
-_INDEX = struct.Struct(
-    "<III"
-)  # position of the header in the listing, its metadata block, name length - 1
+# offset in the inode block, inode number - that of the header, type, name length - 1
+_ENTRY = struct.Struct("<HhHH")
+# position of the header in the listing, its metadata block, name length - 1
+_INDEX = struct.Struct("<III")
 _MOST_ENTRIES = 256
 _LONGEST_NAME = 256
 _MOST_INDEXES = 65535  # counted in 16 bits; without more indexes, a lookup only takes longer

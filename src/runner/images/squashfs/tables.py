@@ -104,9 +104,8 @@ class _Frame:
         self.directory, self.number, self.parent = directory, number, parent
         self.first = first  # the number of the first child
         self.names = sorted(directory.children)
-        self.waiting: list[
-            tuple[Directory, int]
-        ] = []  # subdirectories and their numbers, in reverse order
+        # subdirectories and their numbers, in reverse order
+        self.waiting: list[tuple[Directory, int]] = []
         self.written: list[bytes] = []  # the inodes of finished subdirectories
 
 

@@ -65,10 +65,8 @@ class Answer:
             return self._response.read(size, decode_content=False)
         except (HTTPError, OSError, http.client.HTTPException) as error:
             raise Transient(web_errors.words(error, self._web.patience.stall_seconds)) from error
-        except (
-            ValueError,
-            AttributeError,
-        ) as error:  # errors of a socket that close() has just shut
+        except (ValueError, AttributeError) as error:
+            # errors of a socket that close() has just shut
             if self._web.stopped.is_set():
                 raise Transient("stopped") from error
             raise
