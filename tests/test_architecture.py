@@ -185,6 +185,44 @@ def test_engines_and_schedulers_do_not_know_each_other() -> None:
             assert not any("engines" in name for name in imports(path)), place
 
 
+# where the name of an engine is compared: `choose` and the modules of the engines; the lowest module, which cannot ask
+# them; and what builds images or reads other people's command lines, where podman and docker are something else
+COMPARES_ENGINES = (
+    *(
+        "environments/engines/",
+        "environments/environment.py",
+        "images/",
+        "commands/build.py",
+        "runs/adopt/containers.py",
+    ),
+)
+
+
+def test_what_differs_between_engines_lies_in_their_modules() -> None:
+    """Others ask `engine_of(name)` for a fact."""
+    from runner.environments.engines import ENGINES
+
+    for path in modules():
+        place = path.relative_to(SOURCE).as_posix()
+        if place.startswith(COMPARES_ENGINES):
+            continue
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Compare):
+                sides = [ast.unparse(side) for side in (node.left, *node.comparators)]
+                compares = any(side.endswith("engine") or side.startswith("choose(") for side in sides)
+                constants = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
+                assert not compares or not constants & set(ENGINES), f"{place}:{node.lineno}"
+
+
+def test_each_engine_is_one_module_and_one_row() -> None:
+    from runner.environments.engines import ENGINES, engine_of
+
+    folder = SOURCE / "environments/engines"
+    assert {path.stem for path in folder.glob("*.py")} - {"__init__", "engine", "shared"} == set(ENGINES)
+    for name in ENGINES:
+        assert engine_of(name).name == name
+
+
 # where a scheduler is compared: what `local` means, and two schedulers that must be the same one
 COMPARES_SCHEDULERS = {"site.py", "runs/run.py", "runs/after.py", "commands/env_check.py"}
 

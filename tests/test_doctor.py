@@ -241,9 +241,9 @@ def test_a_program_that_does_not_start_is_wrong(tmp_path, monkeypatch):
 def test_a_site_whose_plugin_srun_lacks_is_wrong(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     program(tmp_path, "srun", "echo '      --container-image=IMAGE  x'")
-    from runner.detection import slurm_plugins
+    from runner.detection import srun_options
 
-    slurm_plugins.cache_clear()
+    srun_options.cache_clear()
     try:
         found = machine.plugins(load_site("alps-clariden", {"HOME": "/h"}))
         assert (
@@ -251,7 +251,7 @@ def test_a_site_whose_plugin_srun_lacks_is_wrong(tmp_path, monkeypatch):
         )
         assert machine.plugins(load_site("generic-pyxis", {"HOME": "/h"})).verdict == "ok"
     finally:
-        slurm_plugins.cache_clear()
+        srun_options.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_a_site_whose_plugin_srun_lacks_is_wrong(tmp_path, monkeypatch):
 )
 def test_squashfuse_of_pyxis_needs_slurms_cgroups(tmp_path, monkeypatch, line, tracking, verdict):
     """Else scancel --signal ends the mount too: the program that wants to save gets errors for its own files."""
-    from runner.detection import slurm_plugins
+    from runner.detection import srun_options
 
     folder = tmp_path / "plugstack.conf.d"
     folder.mkdir()
@@ -277,11 +277,11 @@ def test_squashfuse_of_pyxis_needs_slurms_cgroups(tmp_path, monkeypatch, line, t
         (tmp_path / name).write_text(f"#!/bin/sh\necho '{text}'\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    slurm_plugins.cache_clear()
+    srun_options.cache_clear()
     try:
         found = machine.plugins(load_site("generic-pyxis", {"HOME": "/h"}))
     finally:
-        slurm_plugins.cache_clear()
+        srun_options.cache_clear()
     assert found.verdict == verdict and ("ProctrackType=proctrack/cgroup" in found.fix) == (verdict == "wrong")
 
 

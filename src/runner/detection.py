@@ -46,9 +46,9 @@ def _detect(environ: Mapping[str, str]) -> tuple[str, str]:
             else "sbatch is not installed on this machine"
         )
         return "local", why
-    if "container-image" in slurm_plugins() and "environment" not in slurm_plugins():
+    if "container-image" in srun_options() and "environment" not in srun_options():
         return "generic-pyxis", "srun has --container-image"
-    known = ", ".join(f"--{flag}" for flag in sorted(slurm_plugins() & {"environment", "edf"}))
+    known = ", ".join(f"--{flag}" for flag in sorted(srun_options() & {"environment", "edf"}))
     return (
         "generic-slurm",
         f"srun has {known}" if known else "sbatch is installed, and srun has no container plugin",
@@ -95,11 +95,9 @@ def cluster_name(environ: Mapping[str, str]) -> str | None:
 
 
 @lru_cache(maxsize=1)
-def slurm_plugins() -> frozenset[str]:
-    """The options that container plugins add to this machine's srun: `environment`, `edf`, `container-image`."""
+def srun_options() -> frozenset[str]:
+    """The long options with a value of this machine's srun, with those that container plug-ins add."""
     if process.which("srun") is None:
         return frozenset()
     text = process.run(("srun", "--help"), check=False, timeout_seconds=5).stdout
-    return frozenset(
-        flag for flag in ("environment", "edf", "container-image") if f"--{flag}=" in text
-    )
+    return frozenset(re.findall(r"--([a-z0-9-]+)=", text))

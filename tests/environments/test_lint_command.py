@@ -115,7 +115,7 @@ def test_another_slurm_cluster_is_not_of_a_site_that_names_its_own(tmp_path, mon
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     (tmp_path / "slurm.conf").write_text(f"ClusterName={cluster}\n")
     environ = {**os.environ, "SLURM_CONF": str(tmp_path / "slurm.conf"), "SLURM_CLUSTER_NAME": cluster}
-    monkeypatch.setattr("runner.detection.slurm_plugins", lambda: frozenset())
+    monkeypatch.setattr("runner.detection.srun_options", lambda: frozenset())
     assert _is_here(load_site("alps-clariden", environ), environ) is here
 
 

@@ -48,13 +48,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def merge(base: Any, extra: Any) -> Any:
     """`base` with `extra` over it. Tables are merged, and so are lists of tables with names."""
     if isinstance(base, Mapping) and isinstance(extra, Mapping):
-        return {
-            **base,
-            **{
-                key: merge(base[key], value) if key in base else value
-                for key, value in extra.items()
-            },
-        }
+        merged = dict(base)
+        for key, value in extra.items():
+            merged[key] = merge(base[key], value) if key in base else value
+        return merged
     if isinstance(base, list) and isinstance(extra, list) and all(map(_name, (*base, *extra))):
         return list(
             merge(

@@ -36,11 +36,9 @@ def commands(cluster: Cluster, action: str, state: State = NOT_CREATED) -> list[
         if not values[name]:
             why = f"neither {cluster.path.name} nor {variable} sets it"
             raise RunnerError(f"{cluster.name} has no {name}", why, f"export {variable}=…")
-    own = (
-        cluster.path.parent / values["document"]
-        if values["document"]
-        else cluster.folder / provider["document"]
-    )
+    own = cluster.folder / provider["document"]
+    if values["document"]:
+        own = cluster.path.parent / values["document"]
     names = {**values, "program": program, "folder": cluster.folder, "document": own.resolve()}
     names |= {
         "address": state.address,

@@ -110,10 +110,12 @@ def emit_environment(args: argparse.Namespace, console: Console) -> int:
     for note in notes:
         console.warn(note)
     if args.output:
+        from runner.environments.engines import engine_of
         from runner.machine import files, secrets
 
         secrets.refuse(text.encode(), args.output)
-        files.write(Path(args.output), text, mode=0o666 if engine in {"ce", "sarus"} else 0o777)
+        mode = 0o666 if engine_of(engine).reads_edf else 0o777  # else, it is a script
+        files.write(Path(args.output), text, mode=mode)
         console.answer(args.output)
     else:
         console.answer(text)

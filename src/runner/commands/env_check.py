@@ -12,12 +12,12 @@ from pathlib import Path
 from runner.cluster_facts import output
 from runner.commands.console import Console
 from runner.detection import cluster_name, find_site
-from runner.environments.engines import ENGINES, choose
+from runner.environments.engines import choose, engine_of
 from runner.environments.environment import default_environment
 from runner.environments.lint.check import Checked, Linter
 from runner.environments.lint.codes import CODES
 from runner.environments.lint.finding import Finding, Setting, as_data, by_file, fixed
-from runner.errors import RunnerError, unknown
+from runner.errors import RunnerError
 from runner.images import sarus_store
 from runner.machine import files, process
 from runner.project import find_project
@@ -34,7 +34,7 @@ def check_environments(args: argparse.Namespace, console: Console) -> int:
     if args.engine == "both":
         return _check_for_both(args, console)
     setting, checked, findings = examine(args, console)
-    answers = _answers(checked) if setting.engine == "sarus" else []
+    answers = _answers(checked) if setting.engine_facts.checks_edf else []
     _print(args, console, _Result(setting, checked, findings, answers))
     return 1 if any(finding.severity == "error" for finding in findings) else 0
 
@@ -169,17 +169,16 @@ def _setting(
     args: argparse.Namespace, site: Site, environ: Mapping[str, str], console: Console
 ) -> Setting:
     """The site, the engine, the version of enroot, and whether this machine belongs to the site."""
-    if args.engine and args.engine not in ENGINES:
-        raise unknown("engine", args.engine, ENGINES)
     engine, chosen = (args.engine, "as requested") if args.engine else choose(site)
     console.detail(f"engine {engine} ({chosen})")
+    pulls_with = engine_of(engine).pulls_with
     here = _is_here(site, environ)
     if not here:
         console.say(
             f"this machine is not part of site {site.name}, so files, variables and logins are not checked"
         )
     text = args.enroot or site.versions.get("enroot", "")
-    if not text and here and engine in {"ce", "pyxis", "enroot"}:
+    if not text and here and pulls_with == "enroot":
         text = output(("enroot", "version"))
     match = re.search(r"\d+(?:\.\d+)*", text)
     if args.enroot and not match:

@@ -12,7 +12,7 @@ from pathlib import Path
 from runner.commands.console import Console
 from runner.commands.options import chosen_site, runs_folder
 from runner.commands.status import age
-from runner.environments.engines import choose
+from runner.environments.engines import choose, engine_of
 from runner.errors import RunnerError
 from runner.images import sarus_store
 from runner.images.sarus_store import Row, Stored
@@ -72,7 +72,7 @@ def list_images(args: argparse.Namespace, console: Console) -> int:
 
 def _uses_store(site: Site) -> bool:
     """Whether the site's images are in Sarus Suite's store."""
-    return choose(site)[0] == "sarus"
+    return engine_of(choose(site)[0]).has_store
 
 
 def image_uses(site: Site, console: Console) -> tuple[Path, tuple[ImageUse, ...]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from runner.commands.console import Console
 from runner.commands.options import chosen_site
-from runner.environments.engines import choose
+from runner.environments.engines import choose, engine_of
 from runner.images.importer.importer import explain_import, import_image
 from runner.images.importer.plan import STRIPING, ImportOptions, ImportRequest
 from runner.project import find_project
@@ -25,7 +25,7 @@ def import_source(source: str, site: Site, args: argparse.Namespace, console: Co
     options = _import_options(args, site)
     folder = site.images(os.environ) if not output else Path(output).parent
     request = ImportRequest(source, folder, find_project(), os.environ, options)
-    if choose(site)[0] == "sarus":
+    if engine_of(choose(site)[0]).has_store:
         return _import_to_store(request, args, console)
     if args.dry_run:
         for line in explain_import(request, console):

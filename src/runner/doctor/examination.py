@@ -7,7 +7,7 @@ from functools import partial
 
 from runner.doctor import machine, storage
 from runner.doctor.machine import Diagnosis
-from runner.environments.engines import PLUGINS, choose
+from runner.environments.engines import choose, engine_of
 from runner.site import Site
 
 
@@ -26,7 +26,7 @@ class Examination:
 def examine(site: Site, why: str, environ: Mapping[str, str]) -> Examination:
     """Run all checks. Changes nothing, and takes less than two seconds."""
     engine, chosen = choose(site)
-    none = engine == "host" and site.engine != "host"
+    none = engine != site.engine and not engine_of(engine).uses_container
     fix = "apt-get install bubblewrap squashfuse squashfs-tools" if none else ""
     found = [
         Diagnosis("site", "ok", f"{site.name} ({why})"),
@@ -34,15 +34,14 @@ def examine(site: Site, why: str, environ: Mapping[str, str]) -> Examination:
         *diagnose(site, environ),
     ]
     needless = _not_needed(found, site, engine)
-    found = [
-        replace(each, verdict="not needed")
-        if each.verdict == "missing" and each.name in needless
-        else each
-        for each in found
-    ]
-    found.sort(
-        key=lambda each: each.verdict == "not needed"
-    )  # a stable sort, which keeps the order within each group
+    needed = []
+    not_needed = []
+    for each in found:
+        if each.verdict == "missing" and each.name in needless:
+            not_needed.append(replace(each, verdict="not needed"))
+        else:
+            needed.append(each)
+    found = needed + not_needed
     return Examination(tuple(found), *_readiness(found, site, engine))
 
 
@@ -73,32 +72,29 @@ def diagnose(site: Site, environ: Mapping[str, str]) -> tuple[Diagnosis, ...]:
         return tuple(pool.map(lambda check: check(), checks))
 
 
-def _not_needed(found: Sequence[Diagnosis], site: Site, engine: str) -> set[str]:
+def _not_needed(found: Sequence[Diagnosis], site: Site, engine_name: str) -> set[str]:
     """The names of the checks that this site and engine do not need."""
+    engine = engine_of(engine_name)
     ok = {each.name for each in found if each.verdict == "ok"}
     # runner writes squashfs files itself; the other programs are needed only in special cases, whose errors name them
     names = {"mksquashfs", "mmdebstrap", "logins"}
     if site.is_local:
         names |= {"slurm", "srun plugins", "clock", "quota", "network"}
     if "podman" in ok or "docker" in ok:
-        names |= {"podman", "docker"} - {engine}
-    names |= {"enroot", "apptainer"} - {engine}
-    if engine != "sandbox":
-        names.add("bwrap")
-    if engine not in {"sandbox", "host"}:
+        names |= {"podman", "docker"} - engine.programs
+    names |= {"enroot", "apptainer", "bwrap", "squashfuse", "unsquashfs"} - engine.programs
+    is_sandbox = "bwrap" in engine.programs
+    if engine.uses_container and not is_sandbox:
         names.add("sandbox")
-    if engine not in {
-        "sandbox",
-        "podman",
-    }:  # the others read squashfs files themselves, or not at all
-        names |= {"squashfuse", "unsquashfs", "/dev/fuse"}
+    if "squashfuse" not in engine.programs:
+        names.add("/dev/fuse")
     if {"squashfuse", "/dev/fuse"} <= ok:
         names.add("unsquashfs")
-    if engine not in {*PLUGINS.values(), "enroot"}:
+    if not engine.srun_option and engine.pulls_with != "enroot":
         names.add("credentials")
     if "podman" not in ok:
         names.add("subuid")
-        if engine != "sandbox":
+        if not is_sandbox:
             names.add("namespaces")
     return names
 
@@ -112,11 +108,9 @@ def _readiness(
     def faulty(*names: str) -> str:
         return ", ".join(name for name in names if verdicts.get(name) == "wrong")
 
-    builder = (
-        ""
-        if "ok" in (verdicts.get("podman"), verdicts.get("docker"))
-        else "podman and docker do not work"
-    )
+    builder = ""
+    if "ok" not in (verdicts.get("podman"), verdicts.get("docker")):
+        builder = "podman and docker do not work"
     launching = ("engine", "image folder", "run folder", "slurm", "srun plugins", engine)
     reasons = {
         "build": builder,

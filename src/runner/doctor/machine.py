@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.detection import cluster_name, slurm_configuration, slurm_plugins
-from runner.environments.engines import PLUGINS, why_no_sandbox
+from runner.detection import cluster_name, slurm_configuration, srun_options
+from runner.environments.engines import plugin_engines, why_no_sandbox
 from runner.errors import RunnerError
 from runner.machine import files, probe, process
 from runner.site import Site
@@ -71,11 +71,9 @@ def clock() -> Diagnosis:
     kept = probe.clock_synchronized()
     if kept:
         return Diagnosis("clock", "ok", f"{shown}, synchronized")
-    why = (
-        "the kernel does not report whether it is synchronized"
-        if kept is None
-        else "not synchronized"
-    )
+    why = "not synchronized"
+    if kept is None:
+        why = "the kernel does not report whether it is synchronized"
     return Diagnosis(
         "clock", "missing", f"{shown}; {why}", "ask an admin to run: timedatectl set-ntp true"
     )
@@ -219,34 +217,27 @@ def slurm(site: Site, environ: Mapping[str, str]) -> Diagnosis:
     ]
     if missing:
         text = f"not installed: {', '.join(missing)}"
-        return (
-            Diagnosis("slurm", "wrong", text, "log in to the cluster, or use --site local")
-            if wanted
-            else Diagnosis(
-                "slurm",
-                "missing",
-                f"{text}; jobs run on this machine",
-                "apt-get install slurm-client",
-            )
-        )
+        if wanted:
+            fix = "log in to the cluster, or use --site local"
+            return Diagnosis("slurm", "wrong", text, fix)
+        text = f"{text}; jobs run on this machine"
+        return Diagnosis("slurm", "missing", text, "apt-get install slurm-client")
     try:
         shown = process.run(("sbatch", "--version"), check=False, timeout_seconds=_SECONDS).stdout
         ping = process.run(("scontrol", "ping"), check=False, timeout_seconds=_SECONDS)
-    except (
-        RunnerError
-    ) as error:  # the controller may be busy, which does not mean that it is broken
+    except RunnerError as error:
+        # the controller may be busy, which does not mean that it is broken
         return Diagnosis("slurm", "missing", f"{error.what}: {error.why}", error.fix)
     version = re.search(r"\d+\.\d+[\w.-]*", shown)
     found = version[0] if version else ""
     if ping.exit_code != 0:
         words = (ping.stdout + ping.stderr).strip().splitlines() or ["no answer"]
         text = f"the controller does not answer: {words[0][:160]}"
-        fix = (
-            "ask an admin, or use --site local"
-            if wanted
-            else "set up a cluster, or run jobs without Slurm"
-        )
-        return Diagnosis("slurm", "wrong" if wanted else "missing", text, fix, found)
+        if wanted:
+            fix = "ask an admin, or use --site local"
+            return Diagnosis("slurm", "wrong", text, fix, found)
+        fix = "set up a cluster, or run jobs without Slurm"
+        return Diagnosis("slurm", "missing", text, fix, found)
     return Diagnosis(
         "slurm", "ok", f"cluster {cluster_name(environ) or 'unknown'} answers", version=found
     )
@@ -256,26 +247,21 @@ def plugins(site: Site) -> Diagnosis:
     """Which container plugins srun has, and whether they include the site's engine."""
     if process.which("srun") is None:
         return Diagnosis("srun plugins", "missing", "srun is not installed")
+    engines = plugin_engines()
     try:
-        there = sorted(slurm_plugins())
+        there = sorted(srun_options() & engines.keys())
     except RunnerError as error:
         return Diagnosis("srun plugins", "missing", f"{error.what}: {error.why}", error.fix)
-    text = ", ".join(f"--{flag} ({PLUGINS[flag]})" for flag in there) or "none"
-    flag = next((flag for flag, engine in PLUGINS.items() if engine == site.engine), None)
+    text = ", ".join(f"--{flag} ({engines[flag]})" for flag in there) or "none"
+    flag = next((flag for flag, engine in engines.items() if engine == site.engine), None)
     if flag is not None and flag not in there:
         text = f"srun has no --{flag}, which the engine {site.engine} of {site.name} needs; it has: {text}"
-        return Diagnosis(
-            "srun plugins",
-            "wrong",
-            text,
-            "log in to the cluster, or choose another --site or --engine",
-        )
+        fix = "log in to the cluster, or choose another --site or --engine"
+        return Diagnosis("srun plugins", "wrong", text, fix)
     folder = (slurm_configuration(os.environ) or Path("/etc/slurm/slurm.conf")).parent
-    tracking = (
-        _tracking_that_ends_mounts(plugin_lines(folder / "plugstack.conf"))
-        if "container-image" in there
-        else ""
-    )
+    tracking = ""
+    if "container-image" in there:
+        tracking = _tracking_that_ends_mounts(plugin_lines(folder / "plugstack.conf"))
     if tracking:
         text += f"; with {tracking}, a signal for a step also ends squashfuse, and the program loses its files"
         fix = "ask an admin to set ProctrackType=proctrack/cgroup, or to remove use_squashfuse=1 from plugstack.conf"
@@ -306,30 +292,24 @@ def _tracking_that_ends_mounts(plugstack: str) -> str:
         ("scontrol", "show", "config"), check=False, timeout_seconds=_SECONDS
     ).stdout
     found = re.search(r"^ProctrackType\s*=\s*(\S+)", shown, re.MULTILINE)
-    return (
-        ""
-        if found is None or found[1] == "proctrack/cgroup"
-        else f"{found[1]} and use_squashfuse=1"
-    )
+    if found is None or found[1] == "proctrack/cgroup":
+        return ""
+    return f"{found[1]} and use_squashfuse=1"
 
 
 def edf_lookup(environ: Mapping[str, str]) -> Diagnosis:
     """The folders in which the Container Engine looks up environments, and how many it finds."""
-    text = (
-        f"EDF_PATH={environ['EDF_PATH']}"
-        if environ.get("EDF_PATH")
-        else "~/.edf (EDF_PATH is not set)"
-    )
+    text = "~/.edf (EDF_PATH is not set)"
+    if environ.get("EDF_PATH"):
+        text = f"EDF_PATH={environ['EDF_PATH']}"
     listed = environ.get("EDF_PATH") or f"{environ.get('HOME', '~')}/.edf"
     folders = [Path(folder) for folder in listed.split(":") if folder]
     gone = [str(folder) for folder in folders if not folder.is_dir()]
     relative = [str(folder) for folder in folders if not folder.is_absolute()]
     if environ.get("EDF_PATH") and (gone or relative):
-        why = (
-            f"missing folders: {', '.join(gone)}"
-            if gone
-            else f"not absolute: {', '.join(relative)}"
-        )
+        why = f"not absolute: {', '.join(relative)}"
+        if gone:
+            why = f"missing folders: {', '.join(gone)}"
         return Diagnosis(
             "EDF lookup",
             "wrong",

@@ -234,10 +234,8 @@ def credentials(environ: Mapping[str, str]) -> Diagnosis:
     """Whether enroot's credentials exist, are private, and contain both hosts that nvcr.io needs."""
     path = enroot_file(environ)
     try:
-        mode, text = (
-            stat.S_IMODE(path.stat().st_mode),
-            path.read_text(encoding="utf-8", errors="replace"),
-        )
+        mode = stat.S_IMODE(path.stat().st_mode)
+        text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         fix = f"create {path} with mode 0600 and the lines for {_LINES}"
         return Diagnosis(
@@ -254,10 +252,8 @@ def credentials(environ: Mapping[str, str]) -> Diagnosis:
             f"chmod 600 {path}",
         )
     machines = set(re.findall(r"^\s*machine\s+(\S+)", text, re.MULTILINE))
-    registry, issuer = (
-        ("nvcr.io", "which is the registry"),
-        ("authn.nvidia.com", "which issues the token"),
-    )
+    registry = ("nvcr.io", "which is the registry")
+    issuer = ("authn.nvidia.com", "which issues the token")
     for (one, _), (other, role) in ((registry, issuer), (issuer, registry)):
         if one in machines and other not in machines:
             text = f"{path} has {one} but not {other}, {role}"
@@ -275,10 +271,8 @@ def registry_logins(environ: Mapping[str, str]) -> Diagnosis:
     found: list[str] = []
     for path in auth_files({**environ, "XDG_RUNTIME_DIR": runtime}):
         try:
-            mode, text = (
-                stat.S_IMODE(path.stat().st_mode),
-                path.read_text(encoding="utf-8", errors="replace"),
-            )
+            mode = stat.S_IMODE(path.stat().st_mode)
+            text = path.read_text(encoding="utf-8", errors="replace")
             known = sorted(json.loads(text).get("auths") or {})
         except OSError:
             continue
@@ -337,11 +331,10 @@ def hugging_face(environ: Mapping[str, str]) -> Diagnosis:
         return Diagnosis(
             "Hugging Face", "wrong", f"{token} can be read by others", f"chmod 600 {token}"
         )
-    known = (
-        "HF_TOKEN is set"
-        if environ.get("HF_TOKEN")
-        else f"token in {token}"
-        if token.is_file()
-        else "no token"
-    )
+    if environ.get("HF_TOKEN"):
+        known = "HF_TOKEN is set"
+    elif token.is_file():
+        known = f"token in {token}"
+    else:
+        known = "no token"
     return Diagnosis("Hugging Face", "ok", f"{text}; {known}")

@@ -36,9 +36,10 @@ class Mount:
 
     def text(self, separator: str = "+") -> str:
         """`SOURCE:TARGET[:FLAGS]`. Separator of flags: `+` for the Container Engine, `,` for Sarus Suite and podman."""
-        return ":".join(
-            (self.source, self.target, *((separator.join(self.flags),) if self.flags else ()))
-        )
+        fields = [self.source, self.target]
+        if self.flags:
+            fields.append(separator.join(self.flags))
+        return ":".join(fields)
 
     @property
     def read_only(self) -> bool:
@@ -97,11 +98,9 @@ def _advice(role: str, path: str) -> str:
         return f"write ${{HOME}}{path[1:]}"
     if path.startswith("$"):
         return f"put the variable in braces: ${{{path[1:].partition('/')[0]}}}"
-    return (
-        f"write ./{path}, relative to the folder in which the job starts"
-        if role == "source"
-        else f"write /{path}"
-    )
+    if role == "source":
+        return f"write ./{path}, relative to the folder in which the job starts"
+    return f"write /{path}"
 
 
 KEYS = (

@@ -3,24 +3,20 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from runner.environments.engines import attach, decided, sarus, with_site
+from runner.environments.engines import attach, decided, engine_of, with_site
+from runner.environments.engines.engine import DockerOptions, Engine
 from runner.environments.engines.shared import (
     has_variables,
     inside_words,
     slashed,
     without_defaults,
 )
-from runner.environments.environment import Environment, emit_edf
+from runner.environments.environment import Environment
 from runner.errors import RunnerError
 from runner.expansion import literal
 from runner.quoting import live
 from runner.site import Site
 
-_USE = {
-    "ce": "srun --environment=./FILE.toml COMMAND   (in a batch script too: on srun's line, not on #SBATCH)",
-    "sarus": "srun --edf=./FILE.toml COMMAND   (in a batch script too: on srun's line, not on #SBATCH)",
-    "pyxis": "bash THIS_FILE COMMAND…, or sbatch OPTIONS… THIS_FILE COMMAND…",
-}
 # Fills the array `host` with an --env for each host variable to pass on, that is, which the image does not set.
 _HOST = """\
 host=()
@@ -48,11 +44,13 @@ echo {start} > "$folder/rc.local"
 def emitted(
     environment: Environment, site: Site, engine: str, environ: Mapping[str, str]
 ) -> tuple[str, tuple[str, ...]]:
-    """(text, warnings): an EDF for ce and sarus, else a bash script that takes the command as its arguments."""
-    if engine == "sandbox":
+    """(text, warnings). The text is an EDF if the engine reads it, else a bash script that takes the
+    command as its arguments."""
+    chosen = engine_of(engine)
+    if not chosen.has_command_line:
         raise RunnerError(
-            "the sandbox has no command line to print",
-            "runner starts the sandbox from a script in the run folder",
+            f"the {engine} has no command line to print",
+            f"runner starts the {engine} from a script in the run folder",
             "use `runner shell` or `runner launch --dry-run`, or print a command line for podman: --as podman",
         )
     located = environment
@@ -62,67 +60,59 @@ def emitted(
     origin = f"From {environment.path or environment.name} for site {site.name}, by `runner env emit --as {engine}`."
     # raises RunnerError if the engine cannot express the environment
     attachment = attach(located, site, engine, environ)
-    if engine in {"ce", "sarus"}:
-        full, _ = decided(located, site, engine, environ)
-        write = emit_edf if engine == "ce" else sarus.edf
-        return write(
-            full, f"{origin}\nUse: {_USE[engine]}", sources=f"site {site.name}"
-        ), attachment.notes
-    if engine in {"podman", "docker"}:
+    if chosen.reads_edf:
+        full, _ = decided(located, site, chosen, environ)
+        comment = f"{origin}\nUse: {chosen.usage}"
+        return chosen.write_edf(full, comment, sources=f"site {site.name}"), attachment.notes
+    if chosen.docker_options is not None:
         full, notes = without_defaults(
             with_site(located, site), environ, only=("image", "mounts", "devices")
         )
-        return _container_script(full, site, engine, origin), (*notes, *attachment.notes)
-    prefix, before = attachment.prefix, ""
-    if engine == "enroot":
-        conf = attachment.files["payload/enroot.conf"]
+        script = _container_script(full, site, chosen, chosen.docker_options, origin)
+        return script, (*notes, *attachment.notes)
+    command, before = attachment.prefix, ""
+    if chosen.settings_file:
+        conf = attachment.files[chosen.settings_file]
         before = (
             f"conf=$(mktemp)\ntrap 'rm -f \"$conf\"' EXIT\ncat > \"$conf\" << 'END'\n{conf}END\n"
         )
-        prefix = tuple("${conf}" if word.endswith("/enroot.conf") else word for word in prefix)
-    command = ("srun", *attachment.flags, *prefix) if engine == "pyxis" else prefix
-    use = _USE.get(engine, "bash THIS_FILE COMMAND…")
-    return _script(origin, use, attachment.exports, command, before=before), attachment.notes
+        named = f"/{chosen.settings_file}"
+        command = tuple("${conf}" if word.endswith(named) else word for word in command)
+    if chosen.srun_option:
+        command = ("srun", *attachment.flags, *command)
+    script = _script(origin, chosen.usage, attachment.exports, command, before=before)
+    return script, attachment.notes
 
 
-def _container_script(environment: Environment, site: Site, engine: str, origin: str) -> str:
+def _container_script(
+    environment: Environment, site: Site, engine: Engine, docker: DockerOptions, origin: str
+) -> str:
     """A script with one `podman run` or `docker run`. Words before the command do what the options cannot."""
     squashfs, workdir = environment.is_squashfs, environment.workdir
     native = workdir if workdir and not squashfs and not has_variables(workdir) else None
-    options: list[tuple[str, ...]]
-    options = [
-        ("--volume", f"{m.source}:{m.target}:{'ro' if m.read_only else 'rw'}")
-        for m in environment.mounts
-    ]
-    options += [("--device", device) for device in environment.devices]
-    if site.gpus_per_node and not environment.devices:
-        options.append(
-            ("--gpus", "all") if engine == "docker" else ("--device", "nvidia.com/gpu=all")
-        )
-    if native:
-        options.append(("--workdir", native))
-    if not environment.writable:
-        options.append(("--read-only",))
-        if engine == "docker" and "/tmp" not in {mount.target for mount in environment.mounts}:
-            options.append(("--tmpfs", "/tmp:exec,mode=1777"))
-    if not environment.entrypoint and not squashfs:
-        options.append(("--entrypoint", ""))
+    command = [engine.name, "run", "--rm", "--interactive"]
     # rootless podman has no --ipc host
-    shared = (
-        "--rm",
-        "--interactive",
-        "--network",
-        "host",
-        "--uts",
-        "host",
-        "--volume",
-        "/dev/shm:/dev/shm",
-    )
-    command = (engine, "run", *shared, *(word for option in options for word in option))
+    command += ["--network", "host", "--uts", "host", "--volume", "/dev/shm:/dev/shm"]
+    for mount in environment.mounts:
+        mode = "ro" if mount.read_only else "rw"
+        command += ["--volume", f"{mount.source}:{mount.target}:{mode}"]
+    for device in environment.devices:
+        command += ["--device", device]
+    if site.gpus_per_node and not environment.devices:
+        command += docker.gpus
+    if native:
+        command += ["--workdir", native]
+    if not environment.writable:
+        command.append("--read-only")
+        mounted = "/tmp" in {mount.target for mount in environment.mounts}
+        if docker.read_only_tmp and not mounted:
+            command += ["--tmpfs", "/tmp:exec,mode=1777"]
+    if not environment.entrypoint and not squashfs:
+        command += ["--entrypoint", ""]
     inside = inside_words(environment.env, None if native else workdir)
-    before, image = _container_image(environment, engine)
+    before, image = _container_image(environment, engine.name)
     raw = ('"${host[@]}"', *image, *(live(word) for word in inside))
-    return _script(origin, "bash THIS_FILE COMMAND…", {}, command, before=before, raw=raw)
+    return _script(origin, engine.usage, {}, tuple(command), before=before, raw=raw)
 
 
 def _container_image(environment: Environment, engine: str) -> tuple[str, tuple[str, ...]]:

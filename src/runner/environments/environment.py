@@ -127,12 +127,9 @@ def load_environment(name: str, project: Project, environ: Mapping[str, str]) ->
                 table[entry] = text
                 keys = layer.annotation_keys[entry] if key == "annotations" else (key, entry)
                 note(f"{key}.{entry}", layer.origin(*keys))
-    values = {
-        "image": "",
-        **values,
-        **tables,
-        **{key: tuple(entries) for key, entries in lists.items()},
-    }
+    values = {"image": "", **values, **tables}
+    for key, entries in lists.items():
+        values[key] = tuple(entries)
     values["workdir"] = values.get("workdir") or None  # "" resets the workdir of a base environment
     return Environment(path.stem, path, **values, origins=origins, replaced=replaced)
 
@@ -199,9 +196,8 @@ def emit_edf(
             "]",
         ]
     if environment.devices:
-        lines.append(
-            f"devices = [{', '.join(map(quoted, environment.devices))}]{remark('devices.0')}"
-        )
+        devices = ", ".join(quoted(device) for device in environment.devices)
+        lines.append(f"devices = [{devices}]{remark('devices.0')}")
     if environment.env:
         lines += ["", "[env]"]
         lines += [

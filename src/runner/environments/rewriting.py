@@ -72,9 +72,8 @@ def rewrite(text: str, changes: Sequence[Change], path: Path = Path("EDF")) -> s
         try:
             wanted = _without_empty(_changed(deepcopy(data), change))
         except (TypeError, ValueError, LookupError, AttributeError) as error:
-            raise _refusal(
-                change
-            ) from error  # for example a key below a string, or an index out of range
+            # for example a key below a string, or an index out of range
+            raise _refusal(change) from error
         new = next((new for new in _candidates(text, data, change) if _reads_as(new, wanted)), None)
         if new is None:
             raise _refusal(change)
@@ -220,9 +219,12 @@ def _item(value: Value) -> Any:
     if isinstance(value, str | bool | int):
         return tomlkit.item(value)
     array = tomlkit.array()
+    if len(value) == 1:
+        array.append(value[0])
+        return array
     for element in value:
-        array.append(element) if len(value) == 1 else array.add_line(element, indent="  ")
-    if len(value) > 1:
+        array.add_line(element, indent="  ")
+    if value:
         array.add_line(indent="")
     return array
 
@@ -270,7 +272,9 @@ def _appended(text: str, line: str) -> str:
     """The section with one more line at its end, before trailing blank lines."""
     body = text.rstrip()
     blank = text[len(body) :].partition("\n")[2]
-    return f"{body}\n{line}{blank}" if body else f"{line}\n{blank}" if blank else line
+    if body:
+        return f"{body}\n{line}{blank}"
+    return f"{line}\n{blank}" if blank else line
 
 
 def _renamed(sections: Sequence[_Section], change: Rename) -> str:

@@ -42,16 +42,14 @@ def choose_engine(requested: str | None, environ: Mapping[str, str]) -> Engine:
             return Engine("podman", why, *podman_environment(environ))
         reasons[name] = "it is not on PATH" if name == "podman" else docker_refusal(environ)
         if not reasons[name]:
-            why = (
-                "requested"
-                if requested
-                else f"podman: {reasons['podman']}; docker's daemon answers"
-            )
-            return Engine("docker", why)
+            if requested:
+                return Engine("docker", "requested")
+            return Engine("docker", f"podman: {reasons['podman']}; docker's daemon answers")
+    what = f"{requested} cannot be used here"
+    if requested is None:
+        what = "no container engine can be used here"
     raise RunnerError(
-        "no container engine can be used here"
-        if requested is None
-        else f"{requested} cannot be used here",
+        what,
         "\n".join(f"{name}: {reason}" for name, reason in reasons.items()),
         "apt-get install --no-install-recommends podman   (or start docker: systemctl start docker)",
     )
@@ -77,9 +75,8 @@ def docker_refusal(environ: Mapping[str, str]) -> str:
         if host.startswith("unix://") and not os.access(socket, os.R_OK | os.W_OK):
             return f"the socket {socket} refuses this user (an admin can add you to its group: usermod -aG docker USER)"
         docker.from_env(environment=dict(environ), timeout=5).ping()
-    except (
-        Exception
-    ) as error:  # docker's and those of requests; for a damaged context, Exception itself
+    except Exception as error:
+        # docker's and those of requests; for a damaged context, Exception itself
         return f"{host or 'docker'} does not answer: {error}"
     return ""
 
@@ -174,9 +171,8 @@ def _storage(environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...
 def _overlay_works(folder: Path) -> bool:
     """Whether podman can use the overlay driver below the folder. Tested with a temporary storage."""
     trial = folder / f"runner-trial-{os.getpid()}"
-    with folders.temporary(
-        "run-", Path("/tmp")
-    ) as run:  # podman allows at most 50 characters for this path
+    # podman allows at most 50 characters for this path
+    with folders.temporary("run-", Path("/tmp")) as run:
         where = (f"--root={trial}", f"--runroot={run}", "--storage-driver=overlay")
         done = process.run(("podman", *where, "info"), check=False)
         clean = 'umount "$1/overlay"; rm -rf "$1" "$2"/*'

@@ -276,11 +276,10 @@ def _is_comment_inside(lines: list[str], start: int, line: int) -> bool:
 def with_arguments(text: str, arguments: Mapping[str, str]) -> str:
     """The Containerfile with ARG lines after each FROM. RUN sees the values, but the image does not store them."""
     lines = text.split("\n")
+    assignments = " ".join(f"{name}={value}" for name, value in arguments.items())
     for _, end, words in reversed(list(instructions(text)) if arguments else []):
         if words.split(maxsplit=1)[0].upper() == "FROM":
-            lines[end:end] = [
-                " ".join(["ARG", *(f"{name}={value}" for name, value in arguments.items())])
-            ]
+            lines.insert(end, f"ARG {assignments}")
     return "\n".join(lines).rstrip("\n") + "\n"
 
 

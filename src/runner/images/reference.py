@@ -92,10 +92,9 @@ def registry_reference(text: str) -> Reference:
     if not slash or not _HOST.fullmatch(registry):
         raise _invalid_name(text, "the name of the registry is missing or invalid")
     if registry in HUB_NAMES:
-        registry, repository = (
-            DOCKER_HUB,
-            repository if "/" in repository else f"library/{repository}",
-        )
+        registry = DOCKER_HUB
+        if "/" not in repository:
+            repository = f"library/{repository}"
     if not _NAME.fullmatch(repository):
         raise _invalid_name(
             text, f"{repository!r} is not a valid name: use lower-case letters, digits and . _ - /"
@@ -151,7 +150,9 @@ class Source:
         parts = (name.removeprefix(f"{self.registry}/") if self.registry else name).split("/")
         if len(parts) > 1 and parts[0] == "library":
             parts = parts[1:]
-        return file_name("+".join([*parts, *((tag,) if tag and tag != "latest" else ())]))
+        if tag and tag != "latest":
+            parts.append(tag)
+        return file_name("+".join(parts))
 
     def __str__(self) -> str:
         """As the user writes it: `oci:DIR:TAG`, `podman://NAME`."""

@@ -217,9 +217,8 @@ def store_folder(environ: Mapping[str, str]) -> Path | None:
             text = str(tomllib.loads(path.read_text("utf-8")).get("parallax_imagestore") or text)
     except (OSError, ValueError):
         return None
-    return (
-        Path(Template(text).safe_substitute(environ)) if text else None
-    )  # `$NAME` and `${NAME}`, as raster expands
+    # `$NAME` and `${NAME}`, as raster expands
+    return Path(Template(text).safe_substitute(environ)) if text else None
 
 
 def squash_file(store: Path | None, row: Row) -> Path | None:
@@ -293,7 +292,8 @@ def forget(images: Path, reference: str) -> None:
 
 def list_records(images: Path) -> list[Stored]:
     """The records of an image folder, newest first."""
-    found = [stored for path in sorted(images.glob(f"*{_SUFFIX}")) if (stored := _read(path))]
+    read = map(_read, sorted(images.glob(f"*{_SUFFIX}")))
+    found = [stored for stored in read if stored]
     return sorted(found, key=lambda stored: -stored.created)
 
 

@@ -52,11 +52,9 @@ class Squashfs:
 
     def record(self) -> dict[str, object]:
         """What --json prints."""
-        made = (
-            datetime.fromtimestamp(self.created).astimezone().isoformat("T", "seconds")
-            if self.created
-            else None
-        )
+        made = None
+        if self.created:
+            made = datetime.fromtimestamp(self.created).astimezone().isoformat("T", "seconds")
         return {**asdict(self), "created": made}
 
 
@@ -71,18 +69,16 @@ def recorded_labels(labels: Mapping[str, str]) -> dict[str, str]:
 
 def sidecar(path: Path) -> Path:
     """The JSON file beside a squashfs file."""
-    return (
-        path.with_suffix(".json") if path.suffix == ".sqsh" else path.with_name(path.name + ".json")
-    )
+    if path.suffix == ".sqsh":
+        return path.with_suffix(".json")
+    return path.with_name(path.name + ".json")
 
 
 def index_path(target: Path) -> Path:
     """The index beside a squashfs file."""
-    return (
-        target.with_suffix(".layers")
-        if target.suffix == ".sqsh"
-        else target.with_name(target.name + ".layers")
-    )
+    if target.suffix == ".sqsh":
+        return target.with_suffix(".layers")
+    return target.with_name(target.name + ".layers")
 
 
 def as_json(squashfs: Squashfs) -> str:
@@ -133,9 +129,8 @@ def with_sha256(squashfs: Squashfs) -> Squashfs:
     if squashfs.sha256:
         return squashfs
     known = replace(squashfs, sha256=sha256_of(squashfs.path))
-    with suppress(
-        RunnerError
-    ):  # if the folder belongs to another user, the checksum is computed each time
+    # if the folder belongs to another user, the checksum is computed each time
+    with suppress(RunnerError):
         files.write(sidecar(squashfs.path), as_json(known))
     return known
 
@@ -159,11 +154,11 @@ def list_squashfs(folder: Path) -> list[tuple[Squashfs, tuple[str, ...]]]:
         if path.is_symlink():
             links.setdefault(path.resolve().name, []).append(path.name)
     files = [path for path in paths if not path.is_symlink()]
-    found = [
-        (squashfs, tuple(links.get(path.name, ())))
-        for path in files
-        if (squashfs := read_squashfs(path))
-    ]
+    found = []
+    for path in files:
+        squashfs = read_squashfs(path)
+        if squashfs:
+            found.append((squashfs, tuple(links.get(path.name, ()))))
     return sorted(found, key=lambda pair: -pair[0].created)
 
 

@@ -116,9 +116,8 @@ def write(
     """
     data = content.encode() if isinstance(content, str) else content
     with explained(f"write {target}"), partial(target) as unfinished:
-        unfinished.unlink(
-            missing_ok=True
-        )  # left behind by a killed process with the same process id
+        # left behind by a killed process with the same process id
+        unfinished.unlink(missing_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with os.fdopen(os.open(unfinished, flags, mode), "wb") as file:
             file.write(data)

@@ -48,10 +48,8 @@ def take_numbered(parent: Path, stem: str) -> Path:
 
 def _highest(parent: Path, stem: str) -> int:
     form = re.compile(re.escape(stem) + r"-(\d+)")
-    return max(
-        (int(found[1]) for entry in os.scandir(parent) if (found := form.fullmatch(entry.name))),
-        default=0,
-    )
+    matches = (form.fullmatch(entry.name) for entry in os.scandir(parent))
+    return max((int(match[1]) for match in matches if match), default=0)
 
 
 def _read_numbers(ledger: Path) -> dict[str, int]:
@@ -117,9 +115,8 @@ def _linked(source: Path, target: Path) -> bool:
     try:
         os.link(source, target, follow_symlinks=False)
         return True
-    except (
-        OSError
-    ):  # another file system, no support for hard links, or too many of them: copy instead
+    except OSError:
+        # another file system, no support for hard links, or too many of them: copy instead
         return False
 
 

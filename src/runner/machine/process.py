@@ -17,11 +17,19 @@ from runner.errors import RunnerError
 
 # Debian's package for each program, for error messages
 PACKAGES = {
-    **{name: name for name in ("podman", "skopeo", "squashfuse", "mmdebstrap", "git")},
-    **dict.fromkeys(("mksquashfs", "unsquashfs"), "squashfs-tools"),
-    **dict.fromkeys(("sbatch", "srun", "squeue", "scancel"), "slurm-client"),
-    "docker": "docker.io",
     "bwrap": "bubblewrap",
+    "docker": "docker.io",
+    "git": "git",
+    "mksquashfs": "squashfs-tools",
+    "mmdebstrap": "mmdebstrap",
+    "podman": "podman",
+    "sbatch": "slurm-client",
+    "scancel": "slurm-client",
+    "skopeo": "skopeo",
+    "squashfuse": "squashfuse",
+    "squeue": "slurm-client",
+    "srun": "slurm-client",
+    "unsquashfs": "squashfs-tools",
 }
 
 

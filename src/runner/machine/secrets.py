@@ -105,11 +105,8 @@ def known(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         for name, value in environ.items()
         if is_secret_name(name) and looks_secret(name, value)
     }
-    found = [
-        *_logins(environ).items(),
-        *own.items(),
-        *named.items(),
-    ]  # the same name may have several values
+    # the same name may have several values
+    found = [*_logins(environ).items(), *own.items(), *named.items()]
     return {
         value: name
         for name, value in found

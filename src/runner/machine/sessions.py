@@ -88,7 +88,8 @@ def _kill(pids: tuple[int, ...], number: int) -> None:
 def _processes() -> dict[int, list[str]]:
     """Every process of this machine, with its fields as `_stat` gives them."""
     pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
-    return {pid: stat for pid in pids if (stat := _stat(pid))}
+    found = ((pid, _stat(pid)) for pid in pids)
+    return {pid: stat for pid, stat in found if stat}
 
 
 def _stat(pid: int) -> list[str] | None:

@@ -81,7 +81,10 @@ class _Link:
 
     def run(self) -> None:
         """Pass on frames until the other end has closed its pipe."""
-        while len(head := self._source.read(_HEAD.size)) == _HEAD.size:
+        while True:
+            head = self._source.read(_HEAD.size)
+            if len(head) != _HEAD.size:
+                break
             number, size = _HEAD.unpack(head)
             data = self._source.read(max(size, 0) + 1)[:-1]
             known = self._ends.get(number)
@@ -121,9 +124,8 @@ class Tunnel(_Link):
         self, argv: Sequence[str], port: int, env: Mapping[str, str] | None = None
     ) -> None:
         self._server, self.port = listener(port)
-        pipe = (
-            subprocess.PIPE
-        )  # in its own session, so that Ctrl-C in the terminal does not reach it
+        # in its own session, so that Ctrl-C in the terminal does not reach it
+        pipe = subprocess.PIPE
         self._child = subprocess.Popen(
             tuple(argv), stdin=pipe, stdout=pipe, env=env, start_new_session=True
         )

@@ -123,9 +123,8 @@ def _moments(shape: Shape, weights: Weights, zero: Zero, plan: Plan) -> Iterator
     activations, tokens = activations_per_token(shape, zero, plan), plan.tokens
     trained = weights.trained * plan.width
     gathered = accumulated = 0
-    if (
-        zero.stage == 3 and plan.gpus > 1
-    ):  # they stay while the loss is computed, because the backward pass needs them
+    # they stay while the loss is computed, because the backward pass needs them
+    if zero.stage == 3 and plan.gpus > 1:
         gathered = (
             min(weights.total + weights.lora - weights.small, zero.reuse_distance // 2) * plan.width
         )

@@ -104,21 +104,22 @@ def estimate(shape: Shape, layout: Layout, work: Work) -> Estimate:
     layer = 34 * hidden  # 16-bit values, and dropout's masks of one byte
     kept = 2 * hidden if layout.recompute else layer
     once = layer if layout.recompute else 0  # the layer that is being recomputed
-    logits = (
-        10 * hidden * shape.vocabulary // shape.hidden
-    )  # in 16 bits, in fp32, and their gradient
+    # in 16 bits, in fp32, and their gradient
+    logits = 10 * hidden * shape.vocabulary // shape.hidden
     # the first stage holds one micro batch per stage, and the last one holds the logits
     first, last = layout.pipeline * layers * kept + once, layers * kept + once
-    activations, logits = (first, 0) if first > last + logits else (last, logits)
+    activations = last
+    if first > last + logits:
+        activations, logits = first, 0
     shards = work.gpus // (layout.tensor * layout.pipeline)
     return Estimate(
-        layout,
-        work.micro_batch,
-        2 * stage,
-        4 * stage,
-        12 * -(-stage // shards),
-        activations,
-        logits,
+        layout=layout,
+        micro_batch=work.micro_batch,
+        weights=2 * stage,
+        gradients=4 * stage,
+        optimizer=12 * -(-stage // shards),
+        activations=activations,
+        logits=logits,
     )
 
 

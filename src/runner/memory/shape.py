@@ -195,10 +195,8 @@ def make_shape(config: Mapping[str, Any], name: str) -> Shape:
                 f"it is a mixture of experts ({key} = {config[key]})",
                 "measure the memory instead: launch with --micro_batch auto",
             )
-    hidden, heads = (
-        _number(config, "hidden_size", name),
-        _number(config, "num_attention_heads", name),
-    )
+    hidden = _number(config, "hidden_size", name)
+    heads = _number(config, "num_attention_heads", name)
     family = _with_biases(families()[kind], kind, config)
     default_inner = None if family.gated else 4 * hidden
     dropout = max(

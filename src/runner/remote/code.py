@@ -33,6 +33,7 @@ from runner.site_files import site_documents, user_folder
 
 VERBS = ("build", "diff", "env", "import", "launch", "memory", "open", "prefetch", "rerun", "shell")
 """the verbs that read files of the project"""
+# arguments that may name a file
 _NAMED = (
     "job",
     "env",
@@ -41,12 +42,11 @@ _NAMED = (
     "environment",
     "environments",
     "lock",
-)  # arguments that may name a file
+)
 _CHUNK_BYTES = 32 << 20
 """what travels at once; after a lost connection, the same command continues behind the last chunk"""
-_RACY_NS = (
-    2 * 10**9
-)  # a file that changed this recently may change again without another time stamp
+# a file that changed this recently may change again without another time stamp
+_RACY_NS = 2 * 10**9
 
 Manifest = dict[str, str]
 """name -> size, times of modification and change in ns, inode, type and checksum, as words"""
@@ -116,11 +116,8 @@ def pack(
 
 def _record(main: Path, taken: Snapshot) -> dict[str, bytes]:
     """The files of the record `runs/sent.py`. Raises RunnerError if git's diff contains a secret."""
-    state = {
-        **(asdict(taken.git) if taken.git else {}),
-        "left_out": taken.left_out,
-        "notes": taken.notes,
-    }
+    state = asdict(taken.git) if taken.git else {}
+    state |= {"left_out": taken.left_out, "notes": taken.notes}
     found = {
         sent.FILES: os.fsencode("\0".join(taken.sources[0].files)),
         sent.STATE: json.dumps(state).encode(),
@@ -183,7 +180,8 @@ def _manifest(sources: Mapping[str, str | bytes], before: Manifest) -> Manifest:
         if isinstance(source, str):
             status = os.lstat(source)
             stamp = f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
-            if (old := before.get(name, "")).startswith(f"{stamp} "):
+            old = before.get(name, "")
+            if old.startswith(f"{stamp} "):
                 found[name] = old
                 continue
             if status.st_ctime_ns > begun:
@@ -264,9 +262,9 @@ def quoted(words: Sequence[str], new: Mapping[str, str]) -> str:
     at = words.index("--") if "--" in words else len(words)
 
     def one(word: str) -> str:
-        flag, equals, value = (
-            word.partition("=") if word.startswith("--") and "=" in word else ("", "", word)
-        )
+        flag, equals, value = "", "", word
+        if word.startswith("--") and "=" in word:
+            flag, equals, value = word.partition("=")
         path = f'"$c"/{shlex.quote(new[value])}' if value in new else shlex.quote(value)
         return shlex.quote(flag + equals) + path if equals else path
 

@@ -42,10 +42,10 @@ def find_host(name: str, environ: Mapping[str, str]) -> Host:
     refuse_unknown_keys(document, ("login",), ("certificate", "renew"), "host")
     target = find_host(typed(document, ("host",), str, name), {}).target
     return Host(
-        target,
-        target,
-        typed(document, ("site",), str, ""),
-        typed(document, ("folder",), str, Host._field_defaults["folder"]),
-        typed(document, ("login", "certificate"), str, ""),
-        typed(document, ("login", "renew"), str, ""),
+        name=target,
+        target=target,
+        site=typed(document, ("site",), str, ""),
+        folder=typed(document, ("folder",), str, Host._field_defaults["folder"]),
+        certificate=typed(document, ("login", "certificate"), str, ""),
+        renew=typed(document, ("login", "renew"), str, ""),
     )

@@ -18,21 +18,19 @@ from runner.machine.report import Report
 from runner.project import shipped_folder
 from runner.remote.ssh import Connection
 
-_OLD = (
-    "manylinux2014",
-    "manylinux2010",
-    "manylinux1",
-)  # the names of manylinux_2_17, _2_12 and _2_5 before PEP 600
+# the names of manylinux_2_17, _2_12 and _2_5 before PEP 600
+_OLD = ("manylinux2014", "manylinux2010", "manylinux1")
 
 
 def install(connection: Connection, report: Report) -> None:
     """Install this version of runner, or replace the one that `install` has installed."""
     name = connection.host.name
-    python, tag, machine, glibc = (*connection.ask("python.sh").splitlines(), "", "", "", "")[:4]
-    if not glibc:
+    answer = connection.ask("python.sh").splitlines()
+    if len(answer) < 4 or not answer[3]:
         why = "none of python3, python3.11, …, python3.14 on the PATH of ssh is CPython 3.11 or newer with glibc"
         fix = "load a newer Python in ~/.bashrc there, or install uv there and run: uv python install 3.12 (unverified)"
         raise RunnerError(f"{name} has no suitable Python", why, fix)
+    python, tag, machine, glibc = answer[:4]
     with folders.temporary("runner-install-") as folder:
         report.say(f"downloading wheels for Python {tag}, {machine}, glibc {glibc}")
         _download(
@@ -65,24 +63,9 @@ def _download(folder: Path, tag: str, platforms: list[str]) -> None:
     required = [
         each for each in importlib.metadata.requires("runner-hpc") or () if "extra ==" not in each
     ]
-    of_host = (
-        "--implementation",
-        "cp",
-        "--python-version",
-        tag,
-        *(f"--platform={each}" for each in platforms),
-    )
-    argv = (
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "-q",
-        "--only-binary=:all:",
-        "-d",
-        str(folder),
-        *of_host,
-    )
+    argv = [sys.executable, "-m", "pip", "download", "-q", "--only-binary=:all:", "-d", str(folder)]
+    argv += ["--implementation", "cp", "--python-version", tag]
+    argv += [f"--platform={each}" for each in platforms]
     done = process.run((*argv, *required), check=False)
     if done.exit_code:
         raise process.failed(
@@ -97,14 +80,9 @@ def _own_files() -> Iterator[tuple[Path, str]]:
         (path, f"runner/{path.relative_to(package).as_posix()}") for path in package.rglob("*")
     ]
     if not shipped.is_relative_to(package):
-        parts = [
-            *shipped.glob("Containerfile.*"),
-            *(
-                path
-                for kind in ("clusters", "containers", "edf", "jobs")
-                for path in (shipped / kind).rglob("*")
-            ),
-        ]
+        parts = list(shipped.glob("Containerfile.*"))
+        for kind in ("clusters", "containers", "edf", "jobs"):
+            parts += (shipped / kind).rglob("*")
         found += [
             (path, f"runner/shipped/{path.relative_to(shipped).as_posix()}") for path in parts
         ]

@@ -22,10 +22,11 @@ from runner.remote.host import Host
 
 _LONGEST = 90_000
 """bytes of the words: with the script and as base64, they are a single argument, which Linux limits to 128 KiB"""
+# how long an unused connection is kept: opened by `connect`, or by a verb
 _IDLE = {
     True: "12h",
     False: "10m",
-}  # how long an unused connection is kept: opened by `connect`, or by a verb
+}
 
 
 class Connection:
@@ -68,7 +69,8 @@ class Connection:
         server, near = listener(port)
         server.close()
         forward = f"127.0.0.1:{near}:127.0.0.1:{port}"
-        if (done := self._master("forward", "-L", forward)).exit_code:
+        done = self._master("forward", "-L", forward)
+        if done.exit_code:
             raise RunnerError(
                 f"cannot forward port {port} of {self.host.name}",
                 done.stderr,
@@ -125,11 +127,9 @@ class Connection:
         ends = dict[str, datetime]()
         for path in (self.host.certificate,) if self.host.certificate else paths:
             file = Path(path).expanduser()
-            shown = (
-                process.run(("ssh-keygen", "-L", "-f", str(file)), check=False).stdout
-                if file.is_file()
-                else ""
-            )
+            if not file.is_file():
+                continue
+            shown = process.run(("ssh-keygen", "-L", "-f", str(file)), check=False).stdout
             if found := re.search(r"Valid: from \S+ to (\S+)", shown):
                 ends[path] = datetime.fromisoformat(found[1])
         newest = max(ends, key=ends.__getitem__, default="")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from runner.environments.engines import engine_of
 from runner.environments.environment import Environment
 from runner.errors import RunnerError, unknown
 from runner.expansion import expand
@@ -391,7 +392,7 @@ def check_run_folder(folder: Path, site: Site, engine: str) -> None:
             "%": "which begins a pattern such as %j in Slurm",
             "\\": "which Slurm reads as an escape",
         }
-    if engine != "host":
+    if engine_of(engine).uses_container:
         reasons |= {
             ":": "which separates the source and the target of a mount",
             ",": "which separates mounts",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from runner.environments.edf import Mount
+from runner.environments.engines import engine_of
 from runner.environments.environment import Environment
 from runner.errors import RunnerError
 from runner.expansion import expand
@@ -50,17 +51,17 @@ def find_image(
     environment: Environment,
     site: Site,
     environ: Mapping[str, str],
-    engine: str = "",
+    engine: str,
     *,
     strict: bool = True,
 ) -> LaunchImage:
-    """The image of an environment. A squashfs path is resolved to the file that is named by its content; for the
-    engine sarus, to the reference in its store.
+    """The image of an environment. A squashfs path is resolved to the file that is named by its content; for an
+    engine with a store, to the reference in it.
 
     If that fails, `strict` raises the RunnerError; otherwise, the image is not checked, and the notes say so.
     """
     text = environment.image
-    if engine == "sarus" and text:
+    if text and engine_of(engine).has_store:
         return _in_store(environment, site, environ, strict=strict)
     if not environment.is_squashfs:
         return LaunchImage(text)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from runner.detection import find_site
-from runner.environments.engines import attach, choose, with_site
+from runner.environments.engines import attach, choose, engine_of, with_site
 from runner.environments.environment import (
     Attachment,
     Environment,
@@ -140,7 +140,8 @@ def prepare(
     engine, engine_why = (request.engine, "--engine") if request.engine else choose(site)
     report.detail(f"engine {engine} ({engine_why})")
     report.say(f"environment {environment.name}, site {site.name}, engine {engine}")
-    if engine == "host" and environment.image:
+    uses_container = engine_of(engine).uses_container
+    if environment.image and not uses_container:
         report.warn(f"running without a container: the image {environment.image!r} is not used")
         environment = replace(environment, image="")  # so the image need not exist on this machine
     image = find_image(environment, site, environ, engine, strict=not request.dry_run)
@@ -154,7 +155,7 @@ def prepare(
     with _noted(notes, request.dry_run):
         check_architecture(image, site)
     with _noted(notes, request.dry_run):
-        notes += check_mounts(environment, environ, here=site.is_local and engine != "host")
+        notes += check_mounts(environment, environ, here=site.is_local and uses_container)
     waits = after.find(request.after, request.after_any, site, environ, project)
     job = after.with_folder(_job(request, job_file, program, environment, site), waits)
     runs = None

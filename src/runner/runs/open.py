@@ -16,7 +16,7 @@ from pathlib import Path
 
 from runner.detection import find_site
 from runner.environments.edf import Mount
-from runner.environments.engines import choose
+from runner.environments.engines import choose, engine_of
 from runner.environments.environment import Attachment, Environment
 from runner.errors import RunnerError
 from runner.machine import files, folders, process, sessions, tunnel
@@ -97,11 +97,9 @@ def _launched(
 ) -> Run:
     """A new run with the server: in the user's project folder, or in the folder of a run that has ended."""
     engine = request.engine or choose(find_site(request.site, environ)[0])[0]
-    packages = (
-        ()
-        if engine == "host"
-        else (Mount("${RUNNER_CACHE}/open", "/opt/runner-packages", ("ro",)),)
-    )
+    packages: tuple[Mount, ...] = ()
+    if engine_of(engine).uses_container:
+        packages = (Mount("${RUNNER_CACHE}/open", "/opt/runner-packages", ("ro",)),)
 
     def furnished(environment: Environment) -> Environment:
         if ended is None:

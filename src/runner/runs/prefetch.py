@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.detection import find_site
-from runner.environments.engines import choose
+from runner.environments.engines import choose, engine_of
 from runner.expansion import expand
 from runner.machine import process
 from runner.machine.report import Report
@@ -31,8 +31,6 @@ PAYLOAD = (
     "training/hub_files.py",
 )
 """files of jobs/ that are mounted into the container, whether or not it sees the project"""
-ONLY_BY_SRUN = ("ce", "sarus", "pyxis")
-"""engines that are options of srun, so that no container can start outside an allocation"""
 PYTHON = 'p=$(command -v python || command -v python3) || { echo "no Python here" >&2; exit 127; }; exec "$p" "$@"'
 
 
@@ -90,7 +88,7 @@ def prepared(
     arguments = ("--home", str(prefetch.home), *options)
     for each in prefetch.wanted:
         arguments += ("--wanted", json.dumps(each._asdict()))
-    if prefetch.engine == "host":
+    if not engine_of(prefetch.engine).uses_container:
         values = {
             name: expand(value, environ, name)
             for name, value in prefetch.env.items()
@@ -101,7 +99,8 @@ def prepared(
         python = process.python_with("huggingface_hub", candidates, fix)
         yield Call((python, str(script), *arguments), values, project.start)
         return
-    if prefetch.engine in ONLY_BY_SRUN:
+    only_by_srun = bool(engine_of(prefetch.engine).srun_option)
+    if only_by_srun:
         report.say(
             f"downloading on a compute node, because the engine {prefetch.engine} works only there"
             "; to download on this machine instead: --engine host"
@@ -111,7 +110,7 @@ def prepared(
         command=("sh", "-c", PYTHON, "sh", f"{shell.FOLDER}/prefetch.py", *arguments),
         site=prefetch.site.name,
         engine=prefetch.engine,
-        without_scheduler=prefetch.engine not in ONLY_BY_SRUN,
+        without_scheduler=not only_by_srun,
         files={name: (script.parent / name).read_text(encoding="utf-8") for name in PAYLOAD},
     )
     with shell.prepared(request, project, environ, report) as call:

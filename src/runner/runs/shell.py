@@ -15,7 +15,7 @@ from pathlib import Path
 
 from runner.detection import find_site
 from runner.environments.edf import Mount
-from runner.environments.engines import attach, choose
+from runner.environments.engines import attach, choose, engine_of
 from runner.environments.environment import Attachment, Environment, emit_edf, load_environment
 from runner.errors import RunnerError
 from runner.expansion import expand
@@ -121,7 +121,8 @@ def prepared(
     environment = find_environment(request.where, project, environ, site, report)
     request = replace(request, engine=request.engine or choose(site)[0])
     engine = request.engine or ""
-    if request.without_scheduler and engine in ("ce", "pyxis"):
+    facts = engine_of(engine)
+    if request.without_scheduler and facts.srun_option and not facts.run_edf:
         why = f"the engine {engine} is an option of srun, so it works only in an allocation"
         raise RunnerError(
             "cannot open a container on this machine", why, "leave out --here", exit_code=2
@@ -214,7 +215,7 @@ def _place_of_run(run: Run, environ: Mapping[str, str], report: Report) -> _Plac
         report.say(
             f"{run.name} is {status.state}: requesting an allocation for a new container from the same image"
         )
-    elif run.engine == "host":
+    elif run.engine and not engine_of(run.engine).uses_container:
         report.say(
             f"opening a shell in the code snapshot of {run.name}, on this machine, outside any container"
         )
@@ -256,7 +257,8 @@ def _call(
     for name, value in attachment.exports.items():
         own[name] = variables[name] = expand(value, variables, name)
     prefix = tuple(expand(word, variables, "a word of the engine") for word in attachment.prefix)
-    if place.site.is_local and engine == "sarus":
+    run_edf = engine_of(engine).run_edf
+    if place.site.is_local and run_edf:
         need_sarusctl()
         report.say(
             "sarusctl run does not pass this shell's variables on, except those of the environment"
@@ -264,7 +266,7 @@ def _call(
         inside = ("env", *(f"{name}={value}" for name, value in own.items()))
         # after --, because sarusctl would take the command's options as its own
         return Call(
-            ("sarusctl", "run", str(place.folder / EDF), "--", *inside, *prefix, *command),
+            (*run_edf, str(place.folder / EDF), "--", *inside, *prefix, *command),
             own,
             place.folder,
         )

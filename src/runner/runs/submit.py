@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from runner.doctor import storage
+from runner.environments.engines import engine_of
 from runner.errors import RunnerError
 from runner.images.squashfs_file import with_sha256
 from runner.machine import files, folders, secrets, sessions
@@ -171,9 +172,10 @@ def _write(plan: RunPlan, run: Run, report: Report) -> None:
     """Write all files that the job needs into the run folder, and the lock."""
     refuse_in(plan.files)
     folders.fill(run.folder, plan.files)
-    own = plan.engine == "host" and (
+    # without a container, the job may change RUN/code
+    own = not engine_of(plan.engine).uses_container and (
         plan.batch is None or plan.batch.in_snapshot is not None
-    )  # it may change RUN/code
+    )
     taken = snapshot.store_files(plan.snapshot, run.folder, shared=not own)
     _tell_left_out(plan.snapshot, taken, report)
     plan = replace(plan, snapshot=taken)

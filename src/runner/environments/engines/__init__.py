@@ -1,4 +1,4 @@
-"""The engines, one module each: environment + site -> Attachment. Also chooses an engine that the machine supports."""
+"""The engines, one module each, and the choice of an engine that the machine supports."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import importlib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from types import ModuleType
 
-from runner.detection import slurm_plugins
+from runner.detection import srun_options
 from runner.environments.edf import parse_mount
-from runner.environments.engines import ce
+from runner.environments.engines.engine import Engine
 from runner.environments.engines.shared import (
-    MountSyntax,
+    EDF_FILE,
     check_mounts,
     check_names,
     refuse_annotations,
@@ -23,12 +22,33 @@ from runner.errors import unknown
 from runner.machine import probe, process
 from runner.site import Site
 
-ENGINES = ("ce", "sarus", "pyxis", "enroot", "podman", "docker", "apptainer", "sandbox", "host")
-"""the names of the modules. Each has `attach(environment, site) -> Attachment`, COMMENT (the first line of the EDF in
-the run folder), MOUNTS (its mount syntax), and DECIDED: the fields in which runner expands `${VAR:-default}`, because
-the engine does not"""
-PLUGINS = {"environment": "ce", "edf": "sarus", "container-image": "pyxis"}
-"""srun's flag of each plug-in -> its engine; the first that a cluster has is chosen"""
+ENGINES = (
+    "ce",
+    "sarus",
+    "pyxis",
+    "enroot",
+    "podman",
+    "docker",
+    "apptainer",
+    "sandbox",
+    "host",
+)
+"""the names of the engines, which are those of their modules. If srun has the plug-ins of several
+engines, the first of them is chosen"""
+
+
+def engine_of(name: str) -> Engine:
+    """The engine of a site, a run or an option. Raises RunnerError for an unknown name."""
+    if name not in ENGINES:
+        raise unknown("engine", name, ENGINES)
+    engine: Engine = importlib.import_module(f"{__name__}.{name}").ENGINE  # only the one in use
+    return engine
+
+
+def plugin_engines() -> dict[str, str]:
+    """srun's option of each plug-in -> the name of its engine."""
+    engines = map(engine_of, ENGINES)
+    return {engine.srun_option: engine.name for engine in engines if engine.srun_option}
 
 
 def attach(
@@ -46,47 +66,30 @@ def attach(
     name = engine or site.engine
     if name == "auto":
         name = choose(site)[0]
-    if name not in ENGINES:
-        raise unknown("engine", name, ENGINES)
-    full, notes = decided(environment, site, name, environ)
-    module = _module(name)
-    if name != "host":
+    chosen = engine_of(name)
+    full, notes = decided(environment, site, chosen, environ)
+    if chosen.uses_container:
         check_names(full, name)
-    if name not in {"ce", "sarus", "host"}:  # they read the EDF themselves, or mount nothing
-        refuse_annotations(full, name)
-        check_mounts(
-            full, name, module.MOUNTS, flags=name != "pyxis"
-        )  # pyxis passes flags on unchanged
-    attachment: Attachment = module.attach(full, site)
-    files = {ce.FILE: emit_edf(full, module.COMMENT), **attachment.files}
+        if not chosen.reads_edf:
+            refuse_annotations(full, name)
+            check_mounts(full, name, chosen.mounts)
+    attachment = chosen.attach(full, site)
+    files = {EDF_FILE: emit_edf(full, chosen.comment), **attachment.files}
     return replace(attachment, files=files, notes=(*notes, *attachment.notes))
 
 
-def mount_syntax(engine: str) -> MountSyntax:
-    """How an engine writes mounts."""
-    syntax: MountSyntax = _module(engine).MOUNTS
-    return syntax
-
-
-def _module(engine: str) -> ModuleType:
-    return importlib.import_module(f"{__name__}.{engine}")  # import only the one in use
-
-
 def decided(
-    environment: Environment, site: Site, engine: str, environ: Mapping[str, str]
+    environment: Environment, site: Site, engine: Engine, environ: Mapping[str, str]
 ) -> tuple[Environment, tuple[str, ...]]:
     """(environment with the site's values, and with `${VAR:-default}` expanded where the engine does not; notes)."""
     full = with_site(environment, site)
-    own: tuple[str, ...] = ()
-    if engine == "sarus":
-        from runner.environments.engines import sarus
-
-        full, own = sarus.in_store(full, site, environ)
-    fields: tuple[str, ...] = _module(engine).DECIDED
-    if not fields:
-        return full, own
-    full, notes = without_defaults(full, environ, only=fields)
-    return full, (*own, *notes)
+    store_notes: tuple[str, ...] = ()
+    if engine.image_in_store is not None:
+        full, store_notes = engine.image_in_store(full, site, environ)
+    if not engine.resolved_fields:
+        return full, store_notes
+    full, notes = without_defaults(full, environ, only=engine.resolved_fields)
+    return full, (*store_notes, *notes)
 
 
 def with_site(environment: Environment, site: Site) -> Environment:
@@ -107,9 +110,9 @@ def choose(site: Site) -> tuple[str, str]:
     if site.engine != "auto":
         return site.engine, f"set by site {site.name}"
     if not site.is_local:
-        for flag, engine in PLUGINS.items():
-            if flag in slurm_plugins():
-                return engine, f"srun has --{flag}"
+        for option, engine in plugin_engines().items():
+            if option in srun_options():
+                return engine, f"srun has --{option}"
     reason = why_no_sandbox()
     if reason is None:
         return "sandbox", "bubblewrap is installed, and squashfuse or unsquashfs"

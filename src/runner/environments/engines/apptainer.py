@@ -5,6 +5,7 @@ Source: Apptainer 1.3 user guide, "Environment and Metadata", "Bind Paths and Mo
 
 from runner.environments.edf import Mount
 from runner.environments.engines.ce import check_edf
+from runner.environments.engines.engine import Engine
 from runner.environments.engines.pyxis import image_text
 from runner.environments.engines.shared import (
     MountSyntax,
@@ -17,18 +18,11 @@ from runner.environments.engines.shared import (
 from runner.environments.environment import Attachment, Environment
 from runner.site import Site
 
-COMMENT = "What the container of this run sees; the options of `apptainer exec` in job.sbatch say the same."
-
-
-MOUNTS = MountSyntax(":,\n", frozenset({"ro", "rw", "bind", "rbind"}))
-DECIDED = ("image", "mounts")
-
 
 def mount_text(index: int, mount: Mount) -> str:
     """A value of --bind: `SOURCE:TARGET[:OPTIONS]`."""
-    return dialect(
-        f"{mount.source}:{mount.target}:{'ro' if mount.read_only else 'rw'}", f"mounts.{index}"
-    )
+    mode = "ro" if mount.read_only else "rw"
+    return dialect(f"{mount.source}:{mount.target}:{mode}", f"mounts.{index}")
 
 
 def attach(environment: Environment, site: Site) -> Attachment:
@@ -39,24 +33,31 @@ def attach(environment: Environment, site: Site) -> Attachment:
         fix = "put the entrypoint's program at the start of the command"
         raise refuse(environment, "entrypoint", "apptainer", why, fix)
     exports, inside = split_env(environment)
-    image, workdir = image_text(environment, "apptainer"), fixed_workdir(environment)
-    prefix = (
-        "apptainer",
-        "exec",
-        "--no-home",
-        *(("--nv",) if site.gpus_per_node else ()),
-        *(("--writable-tmpfs",) if environment.writable else ()),
-        *(("--pwd", workdir) if workdir else ()),
-        *(
-            word
-            for index, mount in enumerate(environment.mounts)
-            for word in ("--bind", mount_text(index, mount))
-        ),
-        image
-        if environment.is_squashfs
-        else f"docker://{dialect(slashed(environment, 'apptainer'), 'image')}",
-        *inside,
-    )
+    image = image_text(environment, "apptainer")
+    if not environment.is_squashfs:
+        image = f"docker://{dialect(slashed(environment, 'apptainer'), 'image')}"
+    start = ["apptainer", "exec", "--no-home"]
+    if site.gpus_per_node:
+        start.append("--nv")
+    if environment.writable:
+        start.append("--writable-tmpfs")
+    workdir = fixed_workdir(environment)
+    if workdir:
+        start += ["--pwd", workdir]
+    for index, mount in enumerate(environment.mounts):
+        start += ["--bind", mount_text(index, mount)]
     return Attachment(
-        prefix=prefix, exports={f"APPTAINERENV_{name}": value for name, value in exports.items()}
+        prefix=(*start, image, *inside),
+        exports={f"APPTAINERENV_{name}": value for name, value in exports.items()},
     )
+
+
+ENGINE = Engine(
+    name="apptainer",
+    attach=attach,
+    comment="What the container of this run sees; the options of `apptainer exec` in job.sbatch say the same.",
+    mounts=MountSyntax(separators=":,\n", flags=frozenset({"ro", "rw", "bind", "rbind"})),
+    resolved_fields=("image", "mounts"),
+    pulls_with="podman",
+    programs=frozenset({"apptainer"}),
+)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from runner.environments.engines.engine import Engine
 from runner.environments.engines.shared import (
+    EDF_FILE,
     MOUNT_OPTIONS,
     MountSyntax,
     bare_squashfs,
@@ -16,17 +18,14 @@ from runner.environments.environment import Attachment, Environment
 from runner.machine import process
 from runner.site import Site
 
-FILE = "environment.toml"
-# the first line of every emitted EDF
 COMMENT = "What the container of this run sees. Plain `srun --environment=./environment.toml` takes this file."
 
 # Source: CSCS documentation, container-engine/edf.md (2026-08-20)
-MOUNTS = MountSyntax(":\n", MOUNT_OPTIONS | {"sqsh"})
-DECIDED = ("mounts",)
+MOUNTS = MountSyntax(separators=":\n", flags=MOUNT_OPTIONS | {"sqsh"})
 
 
-def check_edf(environment: Environment, engine: str = "ce") -> None:
-    """Raise RunnerError for anything that an EDF of the Container Engine cannot express."""
+def check_edf(environment: Environment, engine: str) -> None:
+    """Raise RunnerError for what neither the Container Engine nor the engines on enroot and apptainer can express."""
     if environment.devices:
         why = "only Sarus Suite has the key `devices`; this engine selects GPUs with NVIDIA_VISIBLE_DEVICES"
         fix = 'remove `devices`; for an image that is not NVIDIA\'s, add NVIDIA_VISIBLE_DEVICES = "all" to [env]'
@@ -36,13 +35,6 @@ def check_edf(environment: Environment, engine: str = "ce") -> None:
         raise refuse(
             environment, "image", engine, why, f"write an absolute path, or ./{environment.image}"
         )
-    for field, text in texts(environment) if engine == "ce" else ():
-        # only `$${NAME}` is a documented escape
-        if re.search(r"\$\$\{[^}]*$", text):
-            why = f"{text!r} has `${{` without a closing brace; the engine does not document this case"
-            raise refuse(
-                environment, field, engine, why, "set this value in the job's `setup` instead"
-            )
     for index, mount in enumerate(environment.mounts):
         if any(character in mount.source + mount.target for character in MOUNTS.separators):
             why = f"{mount.text()!r}: colons separate the fields of a mount, and a colon or newline cannot be escaped"
@@ -50,18 +42,42 @@ def check_edf(environment: Environment, engine: str = "ce") -> None:
             raise refuse(environment, f"mounts.{index}", engine, why, fix)
 
 
+def _check_braces(environment: Environment) -> None:
+    for field, text in texts(environment):
+        # only `$${NAME}` is a documented escape
+        if re.search(r"\$\$\{[^}]*$", text):
+            why = f"{text!r} has `${{` without a closing brace; the engine does not document this case"
+            fix = "set this value in the job's `setup` instead"
+            raise refuse(environment, field, "ce", why, fix)
+
+
 def attach(environment: Environment, site: Site) -> Attachment:
     """The emitted EDF and the flag that names it by path, independent of EDF_PATH."""
-    check_edf(environment)
+    check_edf(environment, "ce")
+    _check_braces(environment)
     image = Path(environment.image)
     lost = "" if environment.env.get("PATH") or not image.is_absolute() else lost_path(image)
-    notes = (
-        (f"PATH of the image is lost in the engine's login shell: set PATH = {lost!r} in [env]",)
-        if lost
-        else ()
-    )
-    flags = (f"--environment=${{RUNNER_RUN}}/{FILE}",)
+    notes: tuple[str, ...] = ()
+    if lost:
+        why = "PATH of the image is lost in the engine's login shell"
+        notes = (f"{why}: set PATH = {lost!r} in [env]",)
+    flags = (f"--environment=${{RUNNER_RUN}}/{EDF_FILE}",)
     return Attachment(flags=flags, notes=notes)
+
+
+ENGINE = Engine(
+    name="ce",
+    attach=attach,
+    comment=COMMENT,
+    mounts=MOUNTS,
+    resolved_fields=("mounts",),
+    needs_image=False,  # without one, it uses no container; --container-image may name an image
+    starts_login_shell=True,
+    srun_option="environment",
+    reads_edf=True,
+    pulls_with="enroot",
+    usage="srun --environment=./FILE.toml COMMAND   (in a batch script too: on srun's line, not on #SBATCH)",
+)
 
 
 def lost_path(image: Path) -> str:

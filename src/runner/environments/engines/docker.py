@@ -1,13 +1,12 @@
 """docker: uses the same script as podman. It runs images from its storage or a registry, but not squashfs files."""
 
+from dataclasses import replace
+
 from runner.environments.engines import podman
+from runner.environments.engines.engine import DockerOptions
 from runner.environments.engines.shared import refuse
 from runner.environments.environment import Attachment, Environment
 from runner.site import Site
-
-COMMENT = podman.COMMENT
-MOUNTS = podman.MOUNTS
-DECIDED: tuple[str, ...] = ()
 
 
 def attach(environment: Environment, site: Site) -> Attachment:
@@ -17,3 +16,12 @@ def attach(environment: Environment, site: Site) -> Attachment:
         fix = "use the engine podman or sandbox, or set `image` to the name of an image"
         raise refuse(environment, "image", "docker", why, fix)
     return podman.attach(environment, site, "docker")
+
+
+ENGINE = replace(
+    podman.ENGINE,
+    name="docker",
+    attach=attach,
+    docker_options=DockerOptions(gpus=("--gpus", "all"), read_only_tmp=True),
+    programs=frozenset({"docker"}),
+)

@@ -5,34 +5,27 @@ Source: NVIDIA/enroot 4.1.2, doc/cmd/start.md and src/runtime.sh (2026-04-29).
 
 from runner.environments.edf import Mount
 from runner.environments.engines.ce import check_edf
+from runner.environments.engines.engine import Engine
 from runner.environments.engines.pyxis import NO_LOGIN_SHELL, image_text
 from runner.environments.engines.shared import MountSyntax, dialect, inside_words, refuse, script
 from runner.environments.environment import Attachment, Environment
 from runner.site import Site
 
-COMMENT = (
-    "What the container of this run sees; the flags of `enroot start` in job.sbatch say the same."
-)
 # overrides settings that the user may have made for other containers
 EXPORTS = {
     **NO_LOGIN_SHELL,
-    **{
-        f"ENROOT_{name}": "n"
-        for name in ("MOUNT_HOME", "REMAP_ROOT", "ROOTFS_WRITABLE", "FORCE_OVERRIDE")
-    },
+    "ENROOT_MOUNT_HOME": "n",
+    "ENROOT_REMAP_ROOT": "n",
+    "ENROOT_ROOTFS_WRITABLE": "n",
+    "ENROOT_FORCE_OVERRIDE": "n",
 }
-# Source: enroot 4.1.2 runtime.sh
-MOUNTS = MountSyntax(
-    ": \t\n,\\", frozenset({"ro", "rw", "rbind", "bind", "private", "rprivate", "slave", "rslave"})
-)
-DECIDED = ("image", "mounts")
+SETTINGS_FILE = "payload/enroot.conf"
 
 
 def mount_text(index: int, mount: Mount) -> str:
     """`SOURCE:TARGET:none:OPTIONS`, the fields of an fstab line joined by colons."""
-    options = ",".join(
-        ("x-create=auto", "rbind", *(flag for flag in mount.flags if flag not in {"bind", "rbind"}))
-    )
+    flags = [flag for flag in mount.flags if flag not in {"bind", "rbind"}]
+    options = ",".join(["x-create=auto", "rbind", *flags])
     return dialect(f"{mount.source}:{mount.target}:none:{options}", f"mounts.{index}")
 
 
@@ -43,21 +36,29 @@ def attach(environment: Environment, site: Site) -> Attachment:
         why = f"`enroot start` runs squashfs files, not {environment.image!r}"
         fix = "run `runner import`, and set `image` to the path of the squashfs file"
         raise refuse(environment, "image", "enroot", why, fix)
-    start = (
-        "enroot",
-        "start",
-        "--conf",
-        "${RUNNER_RUN}/payload/enroot.conf",
-        *(("--rw",) if environment.writable else ()),
-        *(
-            word
-            for index, mount in enumerate(environment.mounts)
-            for word in ("--mount", mount_text(index, mount))
-        ),
-        image_text(environment, "enroot"),
-    )
+    start = ["enroot", "start", "--conf", f"${{RUNNER_RUN}}/{SETTINGS_FILE}"]
+    if environment.writable:
+        start.append("--rw")
+    for index, mount in enumerate(environment.mounts):
+        start += ["--mount", mount_text(index, mount)]
+    start.append(image_text(environment, "enroot"))
     conf = script("enroot.conf").replace("@entrypoint@", "yes" if environment.entrypoint else "")
-    files = {"payload/enroot.conf": conf}
     # enroot writes --env to a file line by line, which loses quotes and line breaks
     inside = inside_words(environment.env, environment.workdir)
-    return Attachment(files=files, prefix=(*start, *inside), exports=EXPORTS)
+    return Attachment(files={SETTINGS_FILE: conf}, prefix=(*start, *inside), exports=EXPORTS)
+
+
+ENGINE = Engine(
+    name="enroot",
+    attach=attach,
+    comment="What the container of this run sees; the flags of `enroot start` in job.sbatch say the same.",
+    # Source: enroot 4.1.2 runtime.sh
+    mounts=MountSyntax(
+        separators=": \t\n,\\",
+        flags=frozenset({"ro", "rw", "rbind", "bind", "private", "rprivate", "slave", "rslave"}),
+    ),
+    resolved_fields=("image", "mounts"),
+    pulls_with="enroot",
+    programs=frozenset({"enroot"}),
+    settings_file=SETTINGS_FILE,
+)

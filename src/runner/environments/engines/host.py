@@ -1,13 +1,9 @@
 """No container: the command runs on the node as it is, with the environment's variables."""
 
+from runner.environments.engines.engine import Engine
 from runner.environments.engines.shared import MountSyntax, dialect, refuse
 from runner.environments.environment import Attachment, Environment
 from runner.site import Site
-
-COMMENT = "The environment that this run asked for. It ran without a container: image and annotations had no effect."
-
-MOUNTS = MountSyntax()
-DECIDED = ("",)
 
 
 def attach(environment: Environment, site: Site) -> Attachment:
@@ -23,19 +19,27 @@ def attach(environment: Environment, site: Site) -> Attachment:
         why = "without a container there is no entrypoint to run"
         fix = "set entrypoint = false, or choose an engine that uses containers"
         raise refuse(environment, "entrypoint", "host", why, fix)
-    unset = tuple(
-        word for name, value in environment.env.items() if not value for word in ("-u", name)
-    )
-    fixed = tuple(
-        f"{name}={dialect(value, f'env.{name}')}"
-        for name, value in environment.env.items()
-        if value
-    )
-    folder = (f"--chdir={dialect(environment.workdir, 'workdir')}",) if environment.workdir else ()
+    folder, unset, fixed = [], [], []
+    if environment.workdir:
+        folder.append(f"--chdir={dialect(environment.workdir, 'workdir')}")
+    for name, value in environment.env.items():
+        if value:
+            fixed.append(f"{name}={dialect(value, f'env.{name}')}")
+        else:
+            unset += ["-u", name]
     words = (*folder, *unset, *fixed)
-    notes = (
-        (f"running without a container: the image {environment.image!r} is not used",)
-        if environment.image
-        else ()
-    )
-    return Attachment(prefix=("env", *words) if words else (), notes=notes)
+    notes = []
+    if environment.image:
+        notes.append(f"running without a container: the image {environment.image!r} is not used")
+    return Attachment(prefix=("env", *words) if words else (), notes=tuple(notes))
+
+
+ENGINE = Engine(
+    name="host",
+    attach=attach,
+    comment="The environment that this run asked for. It ran without a container: image and annotations had no effect.",
+    mounts=MountSyntax(),
+    resolved_fields=("",),
+    uses_container=False,
+    needs_image=False,
+)

@@ -2,15 +2,11 @@
 
 from dataclasses import replace
 
+from runner.environments.engines.engine import DockerOptions, Engine
 from runner.environments.engines.sandbox import conf
 from runner.environments.engines.shared import MountSyntax, bare_squashfs, refuse, script, slashed
 from runner.environments.environment import Attachment, Environment
 from runner.site import Site
-
-COMMENT = "What the container of this run sees; payload/container.conf says the same to payload/container.sh."
-
-MOUNTS = MountSyntax(":,", frozenset({"ro", "rw", "rbind", "bind"}))
-DECIDED: tuple[str, ...] = ()
 
 
 def attach(environment: Environment, site: Site, engine: str = "podman") -> Attachment:
@@ -24,8 +20,21 @@ def attach(environment: Environment, site: Site, engine: str = "podman") -> Atta
     gpus = "1" if site.gpus_per_node and not environment.devices else ""
     return Attachment(
         files={
-            **{f"payload/{name}": script(name) for name in ("container.sh", "environment.sh")},
+            "payload/container.sh": script("container.sh"),
+            "payload/environment.sh": script("environment.sh"),
             "payload/container.conf": conf(named, {"engine": engine, "gpus": gpus}),
         },
         prefix=("bash", "${RUNNER_RUN}/payload/container.sh"),
     )
+
+
+ENGINE = Engine(
+    name="podman",
+    attach=attach,
+    comment="What the container of this run sees; payload/container.conf says the same to payload/container.sh.",
+    mounts=MountSyntax(separators=":,", flags=frozenset({"ro", "rw", "rbind", "bind"})),
+    pulls_with="podman",
+    accepts_hash=False,
+    docker_options=DockerOptions(gpus=("--device", "nvidia.com/gpu=all"), read_only_tmp=False),
+    programs=frozenset({"podman", "squashfuse", "unsquashfs"}),
+)

@@ -4,6 +4,7 @@ Source: NVIDIA/pyxis 0.24.0, args.c and README (2026-04-29).
 """
 
 from runner.environments.engines.ce import check_edf
+from runner.environments.engines.engine import Engine
 from runner.environments.engines.shared import (
     MountSyntax,
     dialect,
@@ -17,18 +18,12 @@ from runner.site import Site
 # Otherwise, enroot starts a login shell, whose /etc/profile resets PATH in every Debian-based image. pyxis passes this
 # variable on. Source: NVIDIA/enroot 4.1.2, src/runtime.sh, and pyxis 0.24.0, pyxis_slurmstepd.c (2026-04-29).
 NO_LOGIN_SHELL = {"ENROOT_LOGIN_SHELL": "n"}
-COMMENT = (
-    "What the container of this run sees; the flags of srun in job.sbatch say the same to pyxis."
-)
-
-
 # pyxis splits the list at commas and its entries at colons, without any escape, and puts each entry into a bash script
 # in double quotes. Spaces need pyxis 0.24 and an enroot newer than 4.1.2. Source: pyxis 0.24.0, args.c
-MOUNTS = MountSyntax(',: \t\n"$`\\')
-DECIDED = ("image", "mounts")
+MOUNTS = MountSyntax(separators=',: \t\n"$`\\', checks_flags=False)
 
 
-def image_text(environment: Environment, engine: str = "pyxis") -> str:
+def image_text(environment: Environment, engine: str) -> str:
     """The image, as enroot's URI without a scheme, or as a path."""
     if not environment.image:
         raise refuse(environment, "image", engine, "`image` is empty", 'image = "…"')
@@ -47,14 +42,29 @@ def attach(environment: Environment, site: Site) -> Attachment:
         dialect(mount.text(MOUNTS.join), f"mounts.{index}")
         for index, mount in enumerate(environment.mounts)
     ]
-    flags = (
-        f"--container-image={image_text(environment)}",
-        *((f"--container-mounts={','.join(mounts)}",) if mounts else ()),
-        *((f"--container-workdir={workdir}",) if workdir else ()),
+    flags = [f"--container-image={image_text(environment, 'pyxis')}"]
+    if mounts:
+        flags.append(f"--container-mounts={','.join(mounts)}")
+    if workdir:
+        flags.append(f"--container-workdir={workdir}")
+    flags += [
         "--container-writable" if environment.writable else "--container-readonly",
         "--container-entrypoint" if environment.entrypoint else "--no-container-entrypoint",
         "--no-container-mount-home",
         "--no-container-remap-root",
-        *((f"--container-env={','.join(exports)}",) if exports else ()),
-    )
-    return Attachment(flags=flags, prefix=inside, exports={**exports, **NO_LOGIN_SHELL})
+    ]
+    if exports:
+        flags.append(f"--container-env={','.join(exports)}")
+    return Attachment(flags=tuple(flags), prefix=inside, exports={**exports, **NO_LOGIN_SHELL})
+
+
+ENGINE = Engine(
+    name="pyxis",
+    attach=attach,
+    comment="What the container of this run sees; the flags of srun in job.sbatch say the same to pyxis.",
+    mounts=MOUNTS,
+    resolved_fields=("image", "mounts"),
+    srun_option="container-image",
+    pulls_with="enroot",
+    usage="bash THIS_FILE COMMAND…, or sbatch OPTIONS… THIS_FILE COMMAND…",
+)

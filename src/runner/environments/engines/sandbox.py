@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from runner.environments.engines.engine import Engine
 from runner.environments.engines.shared import MountSyntax, refuse, script, single_quoted
 from runner.environments.environment import Attachment, Environment
 from runner.site import Site
-
-COMMENT = (
-    "What the container of this run sees; payload/sandbox.conf says the same to payload/sandbox.sh."
-)
-
-MOUNTS = MountSyntax("", frozenset({"ro", "rw", "rbind", "bind", "sqsh"}))
-DECIDED: tuple[str, ...] = ()
 
 
 def attach(environment: Environment, site: Site) -> Attachment:
@@ -33,14 +27,24 @@ def attach(environment: Environment, site: Site) -> Attachment:
             )
     return Attachment(
         files={
-            **{
-                f"payload/{name}": script(name)
-                for name in ("sandbox.sh", "environment.sh", "gpus.sh", "cdi.awk")
-            },
+            "payload/sandbox.sh": script("sandbox.sh"),
+            "payload/environment.sh": script("environment.sh"),
+            "payload/gpus.sh": script("gpus.sh"),
+            "payload/cdi.awk": script("cdi.awk"),
             "payload/sandbox.conf": conf(environment, {"engine": "sandbox"}),
         },
         prefix=("bash", "${RUNNER_RUN}/payload/sandbox.sh"),
     )
+
+
+ENGINE = Engine(
+    name="sandbox",
+    attach=attach,
+    comment="What the container of this run sees; payload/sandbox.conf says the same to payload/sandbox.sh.",
+    mounts=MountSyntax(flags=frozenset({"ro", "rw", "rbind", "bind", "sqsh"})),
+    programs=frozenset({"bwrap", "squashfuse", "unsquashfs"}),
+    has_command_line=False,
+)
 
 
 def conf(environment: Environment, extra: Mapping[str, str]) -> str:

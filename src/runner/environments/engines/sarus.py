@@ -9,8 +9,10 @@ Suite user guide (docs of CSCS, 2026-08-20).
 from collections.abc import Mapping
 from dataclasses import replace
 
-from runner.environments.engines.ce import COMMENT, FILE
+from runner.environments.engines.ce import COMMENT
+from runner.environments.engines.engine import Engine
 from runner.environments.engines.shared import (
+    EDF_FILE,
     MOUNT_OPTIONS,
     MountSyntax,
     has_variables,
@@ -27,9 +29,6 @@ from runner.images.sarus_store import name_in, read_record, reference_of
 from runner.site import Origin, Site
 
 _FORBIDDEN = ("$(", "`", ";", '"')  # it expands text with a restricted bash
-# Source: sarus-suite/raster@20f75bd; podman-run(1), --volume
-MOUNTS = MountSyntax(":\n", MOUNT_OPTIONS | {"z", "Z", "U", "O"}, ",")
-DECIDED = ("mounts",)
 CXI = "com.hooks.cxi.enabled"
 # prefix of annotations -> why they do nothing. Source: Sarus Suite user guide (2026-08-20), "Hooks and annotations"
 WITHOUT_EFFECT = {
@@ -67,25 +66,13 @@ def check(environment: Environment) -> None:
             )
         if ":" in mount.source + mount.target:
             why = "Sarus Suite splits a mount at every colon before it expands variables"
-            raise refuse(
-                environment,
-                field,
-                "sarus",
-                why,
-                "remove colons (and ${VAR:-default}) from the mount",
-            )
+            fix = "remove colons (and ${VAR:-default}) from the mount"
+            raise refuse(environment, field, "sarus", why, fix)
     if environment.annotations.get("com.hooks.ssh.enabled") == "true":
-        field, why = (
-            "annotations.com.hooks.ssh.enabled",
-            "Sarus Suite has no SSH into containers yet",
-        )
-        raise refuse(
-            environment,
-            field,
-            "sarus",
-            why,
-            "remove it; for a shell in a running job: runner shell RUN",
-        )
+        field = "annotations.com.hooks.ssh.enabled"
+        why = "Sarus Suite has no SSH into containers yet"
+        fix = "remove it; for a shell in a running job: runner shell RUN"
+        raise refuse(environment, field, "sarus", why, fix)
     for field, text in texts(environment):
         for word in _FORBIDDEN:
             if word in text and field != "image":
@@ -134,8 +121,8 @@ def attach(environment: Environment, site: Site) -> Attachment:
     own = replace(environment, env=rest, workdir=None if entered else workdir)
     text = edf(own, COMMENT.replace("--environment", "--edf"))
     return Attachment(
-        files={FILE: text},
-        flags=(f"--edf=${{RUNNER_RUN}}/{FILE}",),
+        files={EDF_FILE: text},
+        flags=(f"--edf=${{RUNNER_RUN}}/{EDF_FILE}",),
         prefix=inside_words(inside, entered),
         notes=tuple(f"{name} has no effect: {why}" for name, why in without_effect(environment)),
     )
@@ -168,3 +155,31 @@ def edf(environment: Environment, comment: str, *, sources: str | None = None) -
         environment = replace(environment, annotations=annotations, origins=origins)
     own = replace(map_texts(environment, sarus_text), image=slashed(environment, "sarus"))
     return emit_edf(own, comment, flag_separator=",", sources=sources)
+
+
+ENGINE = Engine(
+    name="sarus",
+    attach=attach,
+    comment=COMMENT,
+    # Source: sarus-suite/raster@20f75bd; podman-run(1), --volume
+    mounts=MountSyntax(
+        separators=":\n",
+        flags=MOUNT_OPTIONS | {"z", "Z", "U", "O"},
+        join=",",
+        needs_target=True,
+        accepts_relative_target=True,
+        splits_before_expanding=True,
+    ),
+    resolved_fields=("mounts",),
+    srun_option="edf",
+    reads_edf=True,
+    write_edf=edf,
+    reads_edf_leniently=True,
+    expands_bare_variables=True,
+    checks_edf=True,
+    run_edf=("sarusctl", "run"),
+    image_in_store=in_store,
+    pulls_with="podman",
+    accepts_hash=False,
+    usage="srun --edf=./FILE.toml COMMAND   (in a batch script too: on srun's line, not on #SBATCH)",
+)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 from runner.environments.edf import Mount
 from runner.environments.environment import Environment
@@ -35,6 +34,9 @@ def refuse(environment: Environment, field: str, engine: str, why: str, fix: str
     )
 
 
+EDF_FILE = "environment.toml"
+"""the name of the emitted EDF in the run folder"""
+
 MOUNT_OPTIONS = frozenset(
     {"ro", "rw", "bind", "rbind", "private", "rprivate", "slave", "rslave", "shared", "rshared"}
     | {"nosuid", "suid", "nodev", "dev", "noexec", "exec", "sync"}
@@ -49,14 +51,22 @@ _CHARACTERS = {
 }
 
 
-class MountSyntax(NamedTuple):
-    """The mount syntax of an engine. Each engine's module has one, MOUNTS, which the linter uses too."""
+@dataclass(frozen=True, kw_only=True)
+class MountSyntax:
+    """The mount syntax of an engine."""
 
     separators: str = ""
     """characters that a path cannot contain, because they separate the fields and cannot be escaped"""
     flags: frozenset[str] = MOUNT_OPTIONS
     join: str = "+"
     """the separator of flags in an EDF for this engine"""
+    checks_flags: bool = True
+    """whether an unknown flag is an error; if not, the engine passes flags on unchanged"""
+    needs_target: bool = False
+    """whether SOURCE alone is an error"""
+    accepts_relative_target: bool = False
+    splits_before_expanding: bool = False
+    """whether separators inside `${VAR:-default}` count"""
 
     def bad_character(self, text: str) -> str:
         """The name of the first character that these mounts cannot contain; empty if there is none."""
@@ -64,15 +74,13 @@ class MountSyntax(NamedTuple):
         return _CHARACTERS.get(bad, bad)
 
 
-def check_mounts(
-    environment: Environment, engine: str, syntax: MountSyntax, *, flags: bool = True
-) -> None:
-    """Raise RunnerError for a path that the engine cannot mount and, with `flags`, for an unknown flag."""
+def check_mounts(environment: Environment, engine: str, syntax: MountSyntax) -> None:
+    """Raise RunnerError for a path that the engine cannot mount, and for an unknown flag."""
     for index, mount in enumerate(environment.mounts):
         for path in (mount.source, mount.target):
-            if bad := syntax.bad_character(
-                "".join(part for part in parts(path) if isinstance(part, str))
-            ):
+            plain_text = "".join(part for part in parts(path) if isinstance(part, str))
+            bad = syntax.bad_character(plain_text)
+            if bad:
                 why = f"{path!r} contains {bad}, which a mount of this engine cannot contain"
                 fix = "rename the folder, or mount a symlink to it: ln -s FOLDER LINK"
                 raise refuse(environment, f"mounts.{index}", engine, why, fix)
@@ -81,16 +89,11 @@ def check_mounts(
             fix = "unpack it (unsquashfs -d FOLDER FILE) and mount the folder"
             raise refuse(environment, f"mounts.{index}", engine, why, fix)
         unknown = sorted(set(mount.flags) - syntax.flags)
-        if flags and unknown:
+        if syntax.checks_flags and unknown:
             known = ", ".join(sorted(syntax.flags))
             why = f"the engine {engine} has no mount flag {', '.join(unknown)}; it has {known}"
-            raise refuse(
-                environment,
-                f"mounts.{index}",
-                engine,
-                why,
-                "leave out the flag, or use the engine ce",
-            )
+            fix = "leave out the flag, or use the engine ce"
+            raise refuse(environment, f"mounts.{index}", engine, why, fix)
 
 
 def dialect(text: str, what: str) -> str:
@@ -200,98 +203,87 @@ def without_defaults(
 # loader, or because the engine does not pass them on. Source: pyxis 0.24.0, pyxis_slurmstepd.c, the list of variables
 # kept from enroot.
 _HOST_ONLY_PREFIXES = (
-    *(
-        "SLURM_",
-        "SLURMD_",
-        "SRUN_",
-        "SBATCH_",
-        "SALLOC_",
-        "SPANK_",
-        "PMI_",
-        "PMIX_",
-        "PYXIS_",
-        "ENROOT_",
-        "LD_",
-    ),
-    *(
-        "BASH",
-        "APPTAINER_",
-        "APPTAINERENV_",
-        "SINGULARITY_",
-        "SINGULARITYENV_",
-        "DOCKER_",
-        "CONTAINER_",
-        "CONTAINERS_",
-    ),
-    *(
-        "LC_",
-        "PODMAN_",
-        "RUNNER_",
-        "XDG_",
-        "HIST",
-        "EPOCH",
-        "COMP_",
-        "COPROC",
-        "PROMPT_",
-        "MAIL",
-        "READLINE_",
-    ),
+    "SLURM_",
+    "SLURMD_",
+    "SRUN_",
+    "SBATCH_",
+    "SALLOC_",
+    "SPANK_",
+    "PMI_",
+    "PMIX_",
+    "PYXIS_",
+    "ENROOT_",
+    "LD_",
+    "BASH",
+    "APPTAINER_",
+    "APPTAINERENV_",
+    "SINGULARITY_",
+    "SINGULARITYENV_",
+    "DOCKER_",
+    "CONTAINER_",
+    "CONTAINERS_",
+    "LC_",
+    "PODMAN_",
+    "RUNNER_",
+    "XDG_",
+    "HIST",
+    "EPOCH",
+    "COMP_",
+    "COPROC",
+    "PROMPT_",
+    "MAIL",
+    "READLINE_",
 )
 _HOST_ONLY = {
-    *(
-        "PATH",
-        "HOME",
-        "IFS",
-        "ENV",
-        "CDPATH",
-        "SHELLOPTS",
-        "UID",
-        "EUID",
-        "PPID",
-        "GROUPS",
-        "TMPDIR",
-        "PWD",
-        "OLDPWD",
-    ),
-    *(
-        "PS0",
-        "PS1",
-        "PS2",
-        "PS3",
-        "PS4",
-        "SHELL",
-        "USER",
-        "LOGNAME",
-        "LANG",
-        "LANGUAGE",
-        "POSIXLY_CORRECT",
-        "TMOUT",
-    ),
-    *(
-        "EXECIGNORE",
-        "GLOBIGNORE",
-        "OPTIND",
-        "OPTERR",
-        "OPTARG",
-        "RANDOM",
-        "SRANDOM",
-        "SECONDS",
-        "LINENO",
-        "FUNCNEST",
-    ),
-    *(
-        "FUNCNAME",
-        "TZ",
-        "SCRATCH",
-        "DIRSTACK",
-        "PIPESTATUS",
-        "MACHTYPE",
-        "OSTYPE",
-        "HOSTTYPE",
-        "HOSTNAME",
-        "MAPFILE",
-    ),
-    *("REPLY", "COLUMNS", "LINES", "_"),
+    "PATH",
+    "HOME",
+    "IFS",
+    "ENV",
+    "CDPATH",
+    "SHELLOPTS",
+    "UID",
+    "EUID",
+    "PPID",
+    "GROUPS",
+    "TMPDIR",
+    "PWD",
+    "OLDPWD",
+    "PS0",
+    "PS1",
+    "PS2",
+    "PS3",
+    "PS4",
+    "SHELL",
+    "USER",
+    "LOGNAME",
+    "LANG",
+    "LANGUAGE",
+    "POSIXLY_CORRECT",
+    "TMOUT",
+    "EXECIGNORE",
+    "GLOBIGNORE",
+    "OPTIND",
+    "OPTERR",
+    "OPTARG",
+    "RANDOM",
+    "SRANDOM",
+    "SECONDS",
+    "LINENO",
+    "FUNCNEST",
+    "FUNCNAME",
+    "TZ",
+    "SCRATCH",
+    "DIRSTACK",
+    "PIPESTATUS",
+    "MACHTYPE",
+    "OSTYPE",
+    "HOSTTYPE",
+    "HOSTNAME",
+    "MAPFILE",
+    "REPLY",
+    "COLUMNS",
+    "LINES",
+    "_",
 }
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Variables that every POSIX shell sets itself; a shell (enroot's /etc/rc) runs between an engine and the command.
@@ -330,10 +322,11 @@ def split_env(environment: Environment) -> tuple[dict[str, str], tuple[str, ...]
     referred = {name for text in texts for name in names(text)}
     for name, value in environment.env.items():
         # enroot reads a file line by line: text after a line break would become another variable
-        plain_text = (
-            value and not has_variables(value) and "\n" not in value and name not in referred
-        )
-        (exports if plain_text and _can_be_exported(name) else inside)[name] = value
+        plain_text = value and not has_variables(value) and "\n" not in value
+        if plain_text and name not in referred and _can_be_exported(name):
+            exports[name] = value
+        else:
+            inside[name] = value
     plain = {name: expand(value, {}, f"env.{name}") for name, value in exports.items()}
     reference = environment.workdir is not None and has_variables(environment.workdir)
     workdir = environment.workdir if reference else None
@@ -369,16 +362,20 @@ def inside_words(env: Mapping[str, str], workdir: str | None = None) -> tuple[st
     plain = ("env", *unset, *fixed) if unset or fixed else ()
     if not moving and workdir is None:
         return plain
-    enter = "" if workdir is None else f'cd -- "{_inner(parts(workdir, "workdir"), "workdir")}" && '
+    enter = ""
+    if workdir is not None:
+        enter = f'cd -- "{_inner(parts(workdir, "workdir"), "workdir")}" && '
     # exported, because other users can read command lines; what the shell itself reads is not
     exports, words = "", ""
     for name, value in moving.items():
         word = f' {single_quoted(name)}="{_inner(value, "[env]")}"'
-        exports, words = (
-            (exports + word, words) if _can_be_exported(name) else (exports, words + word)
-        )
+        if _can_be_exported(name):
+            exports += word
+        else:
+            words += word
     last = f'set -- env{words} "$@" && ' if words else ""
-    script = f'{enter}{last}{f"export{exports} && " if exports else ""}exec "$@"'
+    export = f"export{exports} && " if exports else ""
+    script = f'{enter}{last}{export}exec "$@"'
     return ("sh", "-c", literal(script), "sh", *plain)
 
 

@@ -68,9 +68,9 @@ def _without(environment: Environment, field: str) -> Environment | None:
 
 RULES: tuple[Rule, ...] = (*variables.RULES, *image.RULES, *mounts.RULES, engine_refuses)
 _OF_ENGINES = {"ce": hooks.RULES, "sarus": sarus.RULES}
-# What Sarus Suite accepts and other engines refuse. Source: sarus-suite/raster@20f75bd: its schema has
+# What an engine accepts that reads EDFs leniently. Source: sarus-suite/raster@20f75bd: its schema has
 # additionalProperties, and annotations become text.
-_SARUS_ACCEPTS = {"unknown-key": "warning", "annotation-not-text": "warning"}
+_ACCEPTED_LENIENTLY = {"unknown-key": "warning", "annotation-not-text": "warning"}
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ class Linter:
         try:
             environment = load_environment(str(path), self.project, self.setting.environ)
         except RunnerError as error:
-            accepted = self.setting.engine == "sarus" and any(
-                one.code in (*_SARUS_ACCEPTS, "mount-syntax") for one in found
+            accepted = self.setting.engine_facts.reads_edf_leniently and any(
+                one.code in (*_ACCEPTED_LENIENTLY, "mount-syntax") for one in found
             )
             known = any(one.severity == "error" or one.code == "base-missing" for one in found)
             if not accepted and not known:
@@ -134,9 +134,9 @@ class Linter:
                     *check_file(document),
                     *check_mounts(document, self.setting.engine),
                 ]
-            if self.setting.engine == "sarus":
+            if self.setting.engine_facts.reads_edf_leniently:
                 found = [
-                    replace(one, severity=_SARUS_ACCEPTS.get(one.code, one.severity))
+                    replace(one, severity=_ACCEPTED_LENIENTLY.get(one.code, one.severity))
                     for one in found
                 ]
             self.files[path] = document, tuple(found)
@@ -146,10 +146,12 @@ class Linter:
         """The findings in a file and in its base environments."""
         document, found = self._file(path)
         yield from found
-        value = document.data.get("base_environment") if document is not None else None
-        bases = [value] if isinstance(value, str) else value if isinstance(value, list) else []
-        for index, base in enumerate(bases):
-            assert document is not None
+        if document is None:
+            return
+        bases = document.data.get("base_environment")
+        if isinstance(bases, str):
+            bases = [bases]
+        for index, base in enumerate(bases if isinstance(bases, list) else []):
             if not isinstance(base, str) or not base:
                 continue
             place = document.place("base_environment", str(index))
@@ -179,7 +181,9 @@ class Linter:
         if self.setting.here:
             return finding(code, field, place, f"{error.what}; {error.why}", error.fix)
         reason = f"{error.what} on this machine, so it is not checked"
-        return finding(code, field, place, reason, f"check it on {self.setting.site.name}", "note")
+        return finding(
+            code, field, place, reason, f"check it on {self.setting.site.name}", severity="note"
+        )
 
     def _script(self, text: Script) -> Iterator[Checked]:
         """The findings in a script and in those that it submits, then in each environment that they name."""

@@ -10,7 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from runner.environments.engines import with_site
+from runner.environments.engines import engine_of, with_site
+from runner.environments.engines.engine import Engine
 from runner.environments.environment import Environment
 from runner.environments.lint.codes import CODES
 from runner.environments.rewriting import Change, rewrite
@@ -57,14 +58,29 @@ def finding(
     known = CODES[code]
     severity = severity or known.severities[0]
     assert severity in known.severities, f"{code} is never a {severity}"
-    return Finding(code, severity, field, place, reason, fix or known.fix, changes)
+    return Finding(
+        code=code,
+        severity=severity,
+        field=field,
+        place=place,
+        reason=reason,
+        fix=fix or known.fix,
+        changes=changes,
+    )
 
 
 def as_data(finding: Finding) -> dict[str, Any]:
     """The finding for JSON."""
-    keys = ("code", "severity", "field", "reason", "fix")
-    place = {"path": str(finding.place.path), "line": finding.place.line} if finding.place else {}
-    return {**{key: getattr(finding, key) for key in keys}, "path": None, "line": None, **place}
+    place = finding.place
+    return {
+        "code": finding.code,
+        "severity": finding.severity,
+        "field": finding.field,
+        "reason": finding.reason,
+        "fix": finding.fix,
+        "path": str(place.path) if place else None,
+        "line": place.line if place else None,
+    }
 
 
 def by_file(findings: Sequence[Finding]) -> dict[Path, list[Finding]]:
@@ -106,6 +122,7 @@ class Setting:
 
     site: Site
     engine: str
+    """the engine's name"""
     environ: Mapping[str, str]
     here: bool = True
     """whether this machine belongs to the site; if not, its files and variables are not checked"""
@@ -122,10 +139,15 @@ class Setting:
             known.pop("RUNNER_IMAGES", None)  # reported by the rule for undefined variables
         return known
 
+    @cached_property
+    def engine_facts(self) -> Engine:
+        """What is known about the engine."""
+        return engine_of(self.engine)
+
     @property
-    def pulls(self) -> bool:
+    def pulls_with_enroot(self) -> bool:
         """Whether the engine downloads images with enroot."""
-        return self.engine in {"ce", "pyxis", "enroot"}
+        return self.engine_facts.pulls_with == "enroot"
 
 
 @dataclass(frozen=True)
@@ -144,7 +166,8 @@ class Subject:
     @cached_property
     def image_path(self) -> Path | None:
         """The squashfs file on this machine; None for other images, and if a variable is missing."""
-        if not self.own.is_squashfs or not self.setting.here or self.setting.engine == "sarus":
+        setting = self.setting
+        if not self.own.is_squashfs or not setting.here or setting.engine_facts.has_store:
             return None
         text = self.expanded(self.own.image, "image")
         return Path(text) if text is not None else None
@@ -183,13 +206,9 @@ class Subject:
         ):
             return None
         image = origins.get("image")
-        return (
-            image.place
-            if image and image.place
-            else Place(self.own.path)
-            if self.own.path
-            else None
-        )
+        if image and image.place:
+            return image.place
+        return Place(self.own.path) if self.own.path else None
 
     def say(
         self,
@@ -201,7 +220,8 @@ class Subject:
         changes: tuple[Change, ...] = (),
     ) -> Finding:
         """A finding at a field."""
-        return finding(code, field, self.place(field), reason, fix, severity, changes)
+        place = self.place(field)
+        return finding(code, field, place, reason, fix, severity=severity, changes=changes)
 
 
 Rule = Callable[[Subject], Iterator[Finding]]
@@ -250,17 +270,14 @@ def facts_of(image: str, path: Path | None) -> ImageFacts:
     if squashfs is not None:
         words += [squashfs.source, *squashfs.labels.values()]
     text = "\n".join(words).lower()
-    ngc = next(
-        ((int(year), int(month)) for year, month in _RELEASE.findall(text) if 0 < int(month) < 13),
-        None,
-    )
+    releases = [(int(year), int(month)) for year, month in _RELEASE.findall(text)]
+    ngc = next(((year, month) for year, month in releases if 0 < month < 13), None)
+    rocm_version = re.search(r"rocm[-_:/]?v?(\d)", text)
     return ImageFacts(
         architecture=squashfs.architecture if squashfs is not None else _architecture(image),
         cuda=_cuda(text, ngc),
         rocm="rocm" in text,
-        rocm_version=int(version[1])
-        if (version := re.search(r"rocm[-_:/]?v?(\d)", text))
-        else None,
+        rocm_version=int(rocm_version[1]) if rocm_version else None,
         ngc=ngc,
         extended=bool(re.search(r"alps-images/|alps-extended-images|-alps\d+\b", text)),
         nvidia=ngc is not None or bool(re.search(r"nvcr\.io|nvidia|\bngc|cuda", text)),

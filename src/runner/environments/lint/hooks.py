@@ -3,10 +3,12 @@
 Source: CSCS documentation, container-engine/resource-hook.md and software/alps-extended-images.md (2026-08-20).
 """
 
+import re
 from collections.abc import Iterator
 
 from runner.environments.lint.finding import Finding, Subject
 from runner.environments.lint.problems import known_problems
+from runner.environments.lint.variables import SWITCHED_OFF
 from runner.environments.rewriting import Set
 from runner.errors import nearest
 from runner.expansion import names
@@ -93,11 +95,9 @@ def _fitting(subject: Subject) -> tuple[str, ...]:
     image = subject.image
     if image.rocm:
         known = ("rocm6", "rocm5")
-        return (
-            known
-            if image.rocm_version is None
-            else tuple({f"rocm{image.rocm_version}"} & set(known))
-        )
+        if image.rocm_version is None:
+            return known
+        return tuple(name for name in known if name == f"rocm{image.rocm_version}")
     if image.cuda not in {12, 13}:
         return ()
     # the plugin for NVIDIA's deep learning images: from release 25 on
@@ -161,7 +161,7 @@ def rank_remap(subject: Subject) -> Iterator[Finding]:
 
 def extended_image(subject: Subject) -> Iterator[Finding]:
     """An Alps extended image has its own network stack, whose variables its entrypoint sets."""
-    if subject.setting.engine != "ce" or not subject.image.extended:
+    if not subject.image.extended:
         return
     hook = f"annotations.{_HOOK}aws_ofi_nccl.enabled"
     if subject.annotation("aws_ofi_nccl.enabled") == "true":
@@ -189,6 +189,37 @@ def extended_image(subject: Subject) -> Iterator[Finding]:
         yield subject.say("extended-image-pmix", "env.PMIX_MCA_psec", reason, changes=changes)
 
 
+_TUNING = re.compile(r"(NCCL|FI|OFI_NCCL)_[A-Z0-9_]+")
+# these do not conflict with anything that the hook sets
+_HARMLESS_TUNING = {
+    "NCCL_DEBUG",
+    "NCCL_DEBUG_SUBSYS",
+    "NCCL_DEBUG_FILE",
+    "FI_LOG_LEVEL",
+    "FI_LOG_PROV",
+    "FI_EFA_USE_HUGE_PAGE",
+}
+
+
+def stale_tuning(subject: Subject) -> Iterator[Finding]:
+    """Entries of [env] that override values of the hook, even if a newer hook sets better values.
+
+    Source: CSCS documentation, clusters/daint.md: CE v26.06.1 sets NCCL_* and FI_* itself (2026-08-20).
+    """
+    if subject.image.extended:
+        return
+    by_file: dict[str, list[str]] = {}
+    for name, value in subject.own.env.items():
+        known = name in _HARMLESS_TUNING or value.lower() in SWITCHED_OFF.get(name, ())
+        if _TUNING.fullmatch(name) and value and not known:
+            place = subject.place(f"env.{name}")
+            by_file.setdefault(str(place.path) if place else "", []).append(name)
+    for names_there in by_file.values():
+        verb = "overrides" if len(names_there) == 1 else "override"
+        reason = f"{', '.join(names_there)} {verb} the settings of the network hook"
+        yield subject.say("stale-tuning", f"env.{names_there[0]}", reason)
+
+
 RULES = (
     names_and_values,
     variant,
@@ -197,5 +228,6 @@ RULES = (
     ssh_key,
     rank_remap,
     extended_image,
+    stale_tuning,
     known_problems,
 )

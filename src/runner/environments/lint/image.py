@@ -20,9 +20,6 @@ from runner.images.sources.registry.credentials import (
 from runner.images.squashfs_file import is_whole
 from runner.machine import files
 
-# without an image, the Container Engine uses no container; --container-image may name an image
-_NO_IMAGE = {"ce", "host"}
-
 
 def in_registry(subject: Subject) -> bool:
     """Whether the image is a name in a registry."""
@@ -37,7 +34,7 @@ def in_registry(subject: Subject) -> bool:
 
 def empty(subject: Subject) -> Iterator[Finding]:
     """A missing image: most engines need one."""
-    if not subject.own.image and subject.setting.engine not in _NO_IMAGE:
+    if not subject.own.image and subject.setting.engine_facts.needs_image:
         reason = f"the EDF does not set an image, and {subject.setting.engine} needs one"
         yield subject.say("image-empty", "image", reason)
 
@@ -92,9 +89,12 @@ def architecture(subject: Subject) -> Iterator[Finding]:
 def login_shell(subject: Subject) -> Iterator[Finding]:
     """Folders of the image's PATH that the Container Engine's login shell drops."""
     path = subject.image_path
-    if subject.setting.engine != "ce" or path is None or subject.environment.env.get("PATH"):
+    if not subject.setting.engine_facts.starts_login_shell or path is None:
         return
-    if lost := lost_path(path):
+    if subject.environment.env.get("PATH"):
+        return
+    lost = lost_path(path)
+    if lost:
         reason = "the engine's login shell runs /etc/profile, which replaces the image's PATH"
         yield subject.say("path-lost", "env.PATH", reason, f"PATH = {lost!r} in [env]")
 
@@ -105,17 +105,26 @@ def separator(subject: Subject) -> Iterator[Finding]:
         return
     found, engine = parse_reference(subject.own.image), subject.setting.engine
     enroot = subject.setting.enroot
-    if found.separator == "/" and subject.setting.pulls and (enroot is None or enroot < (4,)):
+    if (
+        found.separator == "/"
+        and subject.setting.pulls_with_enroot
+        and (enroot is None or enroot < (4,))
+    ):
         older = f"enroot {'.'.join(map(str, enroot))}" if enroot else "enroot before 4.0"
         image = subject.own.image.replace(f"{found.registry}/", f"{found.registry}#", 1)
         reason = (
             f"{older} looks for {found.registry!r} on Docker Hub unless `#` follows the registry"
         )
-        severity, changes = ("error" if enroot else "warning"), (Set(("image",), image),)
+        severity = "error" if enroot else "warning"
         yield subject.say(
-            "slash-after-registry", "image", reason, f"image = {image!r}", severity, changes
+            "slash-after-registry",
+            "image",
+            reason,
+            f"image = {image!r}",
+            severity=severity,
+            changes=(Set(("image",), image),),
         )
-    if found.separator == "#" and engine in {"sarus", "podman", "docker"}:
+    if found.separator == "#" and not subject.setting.engine_facts.accepts_hash:
         image, changes = found.with_slash, (Set(("image",), found.with_slash),)
         reason = f"{engine} does not accept `#` in the name of an image"
         yield subject.say(
@@ -136,7 +145,11 @@ def name(subject: Subject) -> Iterator[Finding]:
         )
     if not re.fullmatch(r"[a-z0-9/._-]+", found.repository):
         yield subject.say("image-name", "image", f"{found.repository!r} is not a valid image name")
-    elif found.digest and subject.setting.pulls and (subject.setting.enroot or (4,)) < (4,):
+    elif (
+        found.digest
+        and subject.setting.pulls_with_enroot
+        and (subject.setting.enroot or (4,)) < (4,)
+    ):
         yield subject.say(
             "image-digest", "image", "enroot before 4.0 cannot pull an image by digest"
         )
@@ -165,7 +178,11 @@ def credentials(subject: Subject) -> Iterator[Finding]:
         registry = "docker.io"
     if registry == "localhost" or registry.startswith("localhost:"):
         return
-    yield from (_enroot if subject.setting.pulls else _podman)(subject, registry)
+    pulls_with = subject.setting.engine_facts.pulls_with
+    if pulls_with == "enroot":
+        yield from _enroot(subject, registry)
+    elif pulls_with == "podman":
+        yield from _podman(subject, registry)
 
 
 def _enroot(subject: Subject, registry: str) -> Iterator[Finding]:
@@ -174,11 +191,9 @@ def _enroot(subject: Subject, registry: str) -> Iterator[Finding]:
     there = set(
         re.findall(r"^\s*machine\s+(\S+)\s.*\bpassword\s+\S", files.text_of(path), re.MULTILINE)
     )
-    wanted = (
-        {registry, without_port(registry)}
-        if registry != "docker.io"
-        else {"docker.io", "registry-1.docker.io"}
-    )
+    wanted = {registry, without_port(registry)}
+    if registry == "docker.io":
+        wanted.add("registry-1.docker.io")
     tokens = set(TOKEN_HOSTS.get(registry, ()))
     if not there & (wanted | tokens):
         yield _missing(subject, registry, str(path))
@@ -191,8 +206,6 @@ def _enroot(subject: Subject, registry: str) -> Iterator[Finding]:
 
 
 def _podman(subject: Subject, registry: str) -> Iterator[Finding]:
-    if subject.setting.engine not in {"podman", "docker", "sarus", "apptainer"}:
-        return
     # these engines do not read enroot's file
     environ = {**subject.setting.environ, "ENROOT_CONFIG_PATH": "/dev/null"}
     try:

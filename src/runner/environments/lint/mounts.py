@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from runner.environments.edf import Mount, parse_mount, split_fields
-from runner.environments.engines import mount_syntax
+from runner.environments.engines import engine_of
 from runner.environments.engines.shared import MountSyntax
 from runner.environments.lint.finding import Finding, Subject, finding
 from runner.environments.rewriting import Set
@@ -79,7 +79,8 @@ def dangerous_place(subject: Subject) -> Iterator[Finding]:
         if mount.source.startswith("."):
             reason = f"{mount.source!r} is relative to the folder where srun is called, not to the folder of the EDF"
             yield subject.say("mount-relative", field, reason)
-        if str(PurePosixPath(mount.target)) in _OF_THE_IMAGE and subject.setting.engine != "host":
+        hides = str(PurePosixPath(mount.target)) in _OF_THE_IMAGE
+        if hides and subject.setting.engine_facts.uses_container:
             yield subject.say(
                 "mount-hides-image", field, f"{mount.source} would hide {mount.target} of the image"
             )
@@ -92,7 +93,7 @@ def dangerous_place(subject: Subject) -> Iterator[Finding]:
 def home_shadows_image(subject: Subject) -> Iterator[Finding]:
     """A mounted home folder: Python searches ~/.local before the image."""
     environment = subject.environment
-    if environment.env.get("PYTHONNOUSERSITE") or subject.setting.engine == "host":
+    if environment.env.get("PYTHONNOUSERSITE") or not subject.setting.engine_facts.uses_container:
         return
     home = subject.setting.environ.get("HOME", "") if subject.setting.here else ""
     for index, mount in enumerate(environment.mounts):
@@ -119,14 +120,12 @@ def read_only_folder(subject: Subject) -> Iterator[Finding]:
             reason = f"the working directory {own.workdir} is read-only: {why}"
             yield subject.say("read-only-folder", "workdir", reason)
     for name, value in own.env.items():
-        if (
-            _CACHE.search(name)
-            and value.startswith(("/", "${"))
-            and (why := _read_only(subject, value))
-        ):
-            yield subject.say(
-                "read-only-folder", f"env.{name}", f"{name} = {value} is read-only: {why}"
-            )
+        if not _CACHE.search(name) or not value.startswith(("/", "${")):
+            continue
+        why = _read_only(subject, value)
+        if why:
+            reason = f"{name} = {value} is read-only: {why}"
+            yield subject.say("read-only-folder", f"env.{name}", reason)
 
 
 def _mounted(subject: Subject, path: str) -> Mount | None:
@@ -152,36 +151,28 @@ def check_mounts(document: Document, engine: str) -> Iterator[Finding]:
     mounts = document.data.get("mounts")
     if not isinstance(mounts, list):
         return
-    syntax = mount_syntax(engine)
+    syntax = engine_of(engine).mounts
     without_target: list[int] = []
     for index, text in enumerate(mounts):
         if not isinstance(text, str) or "\0" in text:
             continue  # the rules for types report it
-        field, place, fields = (
-            f"mounts.{index}",
-            document.place("mounts", str(index)),
-            split_fields(text),
-        )
+        field, place = f"mounts.{index}", document.place("mounts", str(index))
+        fields = split_fields(text)
         try:
             parse_mount(text)
         except RunnerError as error:
             if "cannot read the variable" not in error.what:  # reported by the rule for references
-                severity = "warning" if engine == "sarus" and _relative_target_only(fields) else ""
-                yield finding(
-                    "mount-syntax",
-                    field,
-                    place,
-                    f"{text!r}: {error.why}",
-                    f"write {error.fix}",
-                    severity,
-                )
+                accepted = syntax.accepts_relative_target and _relative_target_only(fields)
+                severity = "warning" if accepted else ""
+                reason, fix = f"{text!r}: {error.why}", f"write {error.fix}"
+                yield finding("mount-syntax", field, place, reason, fix, severity=severity)
             continue
-        if len(fields) == 1 and engine != "sarus":
+        if len(fields) == 1 and not syntax.needs_target:
             without_target.append(index)
         for code, reason, fix, new in _faults(text, fields, engine, syntax):
             changes = (Set(("mounts", str(index)), new),) if new else ()
             severity = "error" if code == "mount-without-target" else ""
-            yield finding(code, field, place, reason, fix, severity, changes)
+            yield finding(code, field, place, reason, fix, severity=severity, changes=changes)
     if without_target:
         yield _without_target(document, mounts, without_target, engine)
 
@@ -207,15 +198,9 @@ def _without_target(
     verb = "has" if len(texts) == 1 else "have"
     reason = f"{', '.join(map(repr, texts))} {verb} no target: {engine} uses the source's path, and Sarus Suite fails"
     field, place = f"mounts.{indexes[0]}", document.place("mounts", str(indexes[0]))
-    return finding(
-        "mount-without-target",
-        field,
-        place,
-        reason,
-        f"write '{texts[0]}:{texts[0]}'",
-        "note",
-        changes,
-    )
+    fix = f"write '{texts[0]}:{texts[0]}'"
+    code = "mount-without-target"
+    return finding(code, field, place, reason, fix, severity="note", changes=changes)
 
 
 _Fault = tuple[str, str, str, str]
@@ -226,25 +211,19 @@ def _faults(
 ) -> Iterator[_Fault]:
     """(code, reason, fix, the corrected mount) of each problem of a mount that can be parsed. The last is empty if only
     the user can correct the mount."""
-    if len(fields) == 1 and engine == "sarus":
+    if len(fields) == 1 and syntax.needs_target:
         new = f"{text}:{text}"
-        yield (
-            "mount-without-target",
-            f"{text!r} has no target, which Sarus Suite needs",
-            f"write '{new}'",
-            new,
-        )
+        reason = f"{text!r} has no target, which Sarus Suite needs"
+        yield "mount-without-target", reason, f"write '{new}'", new
     if len(fields) == 3:
         yield from _flags(fields, engine, syntax)
     for path in fields[:2]:
-        if bad := syntax.bad_character(path if engine == "sarus" else _with_defaults(path)):
+        split = path if syntax.splits_before_expanding else _with_defaults(path)
+        bad = syntax.bad_character(split)
+        if bad:
             reason = f"{path!r} contains {bad}, which a mount of {engine} cannot contain"
-            yield (
-                "mount-separator",
-                reason,
-                "rename the folder, or mount a symlink to it: ln -s FOLDER LINK",
-                "",
-            )
+            fix = "rename the folder, or mount a symlink to it: ln -s FOLDER LINK"
+            yield "mount-separator", reason, fix, ""
             return
 
 

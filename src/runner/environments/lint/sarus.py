@@ -35,6 +35,13 @@ def image(subject: Subject) -> Iterator[Finding]:
         )
 
 
+def variable_in_image(subject: Subject) -> Iterator[Finding]:
+    """Variables in `image`, which raster does not expand. Source: sarus-suite/raster@20f75bd, src/lib.rs."""
+    image = subject.own.image
+    if "${" in image and not subject.own.is_squashfs:
+        yield subject.say("variable-in-image", "image", f"Sarus Suite does not expand {image!r}")
+
+
 def annotations(subject: Subject) -> Iterator[Finding]:
     """Hooks that are off by default or missing, and annotations without effect."""
     environment = subject.environment
@@ -73,4 +80,12 @@ def variables(subject: Subject) -> Iterator[Finding]:
         yield subject.say("env-on-host", f"env.{name}", reason)
 
 
-RULES = (image, annotations, entrypoint, variables, names_and_values, conflict)
+RULES = (
+    image,
+    variable_in_image,
+    annotations,
+    entrypoint,
+    variables,
+    names_and_values,
+    conflict,
+)

@@ -54,12 +54,8 @@ class Script:
 
     def option(self, *names: str) -> str | None:
         """The value of the last such option in the directives; empty if it has no value."""
-        found = [
-            value
-            for line in self.directives
-            for value in [option(line.text, *names)]
-            if value is not None
-        ]
+        values = [option(line.text, *names) for line in self.directives]
+        found = [value for value in values if value is not None]
         return found[-1] if found else None
 
 
@@ -151,9 +147,8 @@ def _blank(quoted: re.Match[str]) -> str:
     text = quoted[0]
     if text.startswith('"'):
         return re.sub(r"\\.", "  ", text, flags=re.DOTALL)
-    return re.sub(
-        rf"[^{_EXPANDED}]", " ", text
-    )  # a here-document is expanded within single quotes too
+    # a here-document is expanded within single quotes too
+    return re.sub(rf"[^{_EXPANDED}]", " ", text)
 
 
 TORCHRUN = re.compile(r"\btorchrun\b|torch\.distributed\.(run|launch)\b|\baccelerate\s+launch\b")
@@ -176,7 +171,9 @@ class Batch:
         self, code: str, line: Line, field: str, reason: str, fix: str = "", severity: str = ""
     ) -> Finding:
         """A finding at a line."""
-        return finding(code, field, Place(self.script.path, line.number), reason, fix, severity)
+        return finding(
+            code, field, Place(self.script.path, line.number), reason, fix, severity=severity
+        )
 
     def text(self) -> str:
         """All commands."""
@@ -346,6 +343,12 @@ def login_shell(batch: Batch) -> Iterator[Finding]:
 
 
 RULES: tuple[Callable[[Batch], Iterator[Finding]], ...] = (
-    *(directives, site_rules, node_rank, rank_remap, container_image),
-    *(rendezvous, script_secrets, login_shell),
+    directives,
+    site_rules,
+    node_rank,
+    rank_remap,
+    container_image,
+    rendezvous,
+    script_secrets,
+    login_shell,
 )

@@ -78,9 +78,11 @@ def tasks_per_node(batch: Batch, step: Step | None) -> int | None:
     own_per_node = step.option("--ntasks-per-node") if step else None
     if step and not step.is_known and own_tasks is None and own_per_node is None:
         return None
-    if own_tasks is None and (per_node := given("--ntasks-per-node")) is not None:
+    per_node = given("--ntasks-per-node")
+    if own_tasks is None and per_node is not None:
         return _number(per_node)
-    if (total := given("-n", "--ntasks")) is not None:
+    total = given("-n", "--ntasks")
+    if total is not None:
         if re.search("NNODES|NUM_NODES", total):
             return 1
         tasks = _number(total)
@@ -94,8 +96,10 @@ def tasks_per_node(batch: Batch, step: Step | None) -> int | None:
 def gpus_per_task(batch: Batch) -> Iterator[Finding]:
     """GPUs that are bound to tasks. Source: Slurm 25.11, srun(1)."""
     script = batch.script
+    places: list[tuple[Line, str, Step | None]]
     places = [(line, line.text, None) for line in script.directives]
-    for line, text, step in (*places, *((step.line, step.options, step) for step in steps(batch))):
+    places += [(step.line, step.options, step) for step in steps(batch)]
+    for line, text, step in places:
         shared = re.search(r"--gpu-bind=none|allow-task-sharing", text)
         if option(text, "--gpus-per-task") is None or shared or tasks_per_node(batch, step) == 1:
             continue
@@ -198,6 +202,10 @@ def signals(batch: Batch) -> Iterator[Finding]:
 
 
 RULES: tuple[Callable[[Batch], Iterator[Finding]], ...] = (
-    *(gpus_per_task, cpus_not_inherited, number_of_nodes, launchers_per_node),
-    *(exported, signals),
+    gpus_per_task,
+    cpus_not_inherited,
+    number_of_nodes,
+    launchers_per_node,
+    exported,
+    signals,
 )

@@ -76,28 +76,17 @@ def without_braces(subject: Subject) -> Iterator[Finding]:
             reason = (
                 f"{field} contains {match[0]} without braces, which is plain text, not a variable"
             )
-            if subject.setting.engine == "sarus":
+            if subject.setting.engine_facts.expands_bare_variables:
                 reason = f"{field} contains {match[0]} without braces, which only Sarus Suite reads as a variable"
             # in [env], plain text may be intended, so only the user can fix it
-            value = (
-                getattr(subject.own, field, "") if severity == "error" and "." not in field else ""
-            )
+            value = ""
+            if severity == "error" and "." not in field:
+                value = getattr(subject.own, field, "")
             changes = (Set((field,), _BARE.sub(r"${\1}", value)),) if value else ()
+            fix = f"write ${{{match[1]}}}"
             yield subject.say(
-                "variable-without-braces",
-                field,
-                reason,
-                f"write ${{{match[1]}}}",
-                severity,
-                changes,
+                "variable-without-braces", field, reason, fix, severity=severity, changes=changes
             )
-
-
-def in_image_of_sarus(subject: Subject) -> Iterator[Finding]:
-    """Variables in `image`, which raster does not expand. Source: sarus-suite/raster@20f75bd, src/lib.rs."""
-    image = subject.own.image
-    if subject.setting.engine == "sarus" and "${" in image and not subject.own.is_squashfs:
-        yield subject.say("variable-in-image", "image", f"Sarus Suite does not expand {image!r}")
 
 
 def env_refers_to_env(subject: Subject) -> Iterator[Finding]:
@@ -122,18 +111,14 @@ def env_refers_to_env(subject: Subject) -> Iterator[Finding]:
                 )
 
 
-_TUNING = re.compile(r"(NCCL|FI|OFI_NCCL)_[A-Z0-9_]+")
-# these do not conflict with anything that the hook sets
-_HARMLESS_TUNING = {
-    *("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"),
-    *("FI_LOG_LEVEL", "FI_LOG_PROV", "FI_EFA_USE_HUGE_PAGE"),
-}
+# usually set only for NCCL
 _NCCL_NETWORK = (
     "NCCL_SOCKET_IFNAME",
     "NCCL_CROSS_NIC",
     "NCCL_NET_GDR_LEVEL",
-)  # usually set only for NCCL
-_SWITCHED_OFF = {
+)
+# variable -> its values that switch the network plugin of NCCL off
+SWITCHED_OFF = {
     "NCCL_NET": {"socket"},
     "NCCL_NET_DISABLE": {"1"},
     "NCCL_IB_DISABLE": {"1"},
@@ -180,31 +165,12 @@ def gpus_hidden(subject: Subject) -> Iterator[Finding]:
             )
 
 
-def stale_tuning(subject: Subject) -> Iterator[Finding]:
-    """Entries of [env] that override values of the hook, even if a newer hook sets better values.
-
-    Source: CSCS documentation, clusters/daint.md: CE v26.06.1 sets NCCL_* and FI_* itself (2026-08-20).
-    """
-    if subject.setting.engine != "ce" or subject.image.extended:
-        return
-    by_file: dict[str, list[str]] = {}
-    for name, value in subject.own.env.items():
-        known = name in _HARMLESS_TUNING or value.lower() in _SWITCHED_OFF.get(name, ())
-        if _TUNING.fullmatch(name) and value and not known:
-            place = subject.place(f"env.{name}")
-            by_file.setdefault(str(place.path) if place else "", []).append(name)
-    for names_there in by_file.values():
-        verb = "overrides" if len(names_there) == 1 else "override"
-        reason = f"{', '.join(names_there)} {verb} the settings of the network hook"
-        yield subject.say("stale-tuning", f"env.{names_there[0]}", reason)
-
-
 def nccl_over_tcp(subject: Subject) -> Iterator[Finding]:
     """A missing network plugin: NCCL then uses sockets, at a tenth of the speed.
 
     Source: CSCS documentation, container-engine/resource-hook.md (2026-08-20).
     """
-    for name, values in _SWITCHED_OFF.items():
+    for name, values in SWITCHED_OFF.items():
         value = subject.own.env.get(name)
         if value is not None and value.lower() in values:
             yield subject.say(
@@ -214,12 +180,10 @@ def nccl_over_tcp(subject: Subject) -> Iterator[Finding]:
                 f"remove {name}",
             )
     gpus, image = subject.setting.site.gpus_per_node, subject.image
-    if (
-        subject.setting.engine not in {"ce", "sarus"}
-        or not gpus
-        or not subject.own.image
-        or image.extended
-    ):
+    # only engines that read the EDF have the hook
+    if not subject.setting.engine_facts.reads_edf or not gpus:
+        return
+    if not subject.own.image or image.extended:
         return
     hook = subject.annotation("aws_ofi_nccl.enabled")
     shows_nccl = image.nccl or any(subject.own.env.get(name) for name in _NCCL_NETWORK)
@@ -248,7 +212,11 @@ def secret_value(subject: Subject) -> Iterator[Finding]:
 
 
 RULES = (
-    *(undefined_variable, without_braces, in_image_of_sarus, env_refers_to_env),
-    *(path_replaced, gpus_hidden, stale_tuning, nccl_over_tcp),
+    undefined_variable,
+    without_braces,
+    env_refers_to_env,
+    path_replaced,
+    gpus_hidden,
+    nccl_over_tcp,
     secret_value,
 )

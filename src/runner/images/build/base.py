@@ -61,17 +61,17 @@ def known_bases(recipe: Recipe, build: BuildContext) -> list[ResolvedBase]:
     for base in recipe.bases:
         if base.image is None:
             found.append(_debian(base, build.platform, "already built"))
-        elif (image := build.store.find(base.image)) and image.architecture == build.architecture:
+            continue
+        image = build.store.find(base.image)
+        if image and image.architecture == build.architecture:
             found.append(_pinned(base.image, image, "already in the engine's storage"))
-        elif (latest := build.store.find(f"{recipe.repository}:latest")) and latest.labels.get(
-            BASE_LABEL
-        ) == base.image:
+            continue
+        latest = build.store.find(f"{recipe.repository}:latest")
+        if latest and latest.labels.get(BASE_LABEL) == base.image:
             # the base was removed from the storage (podman image prune), but the image built on it still exists
-            found.append(
-                ResolvedBase(
-                    latest.labels[_NAME], latest.labels[_DIGEST], "the base of the newest image"
-                )
-            )
+            labels = latest.labels
+            why = "the base of the newest image"
+            found.append(ResolvedBase(labels[_NAME], labels[_DIGEST], why))
     return found
 
 
@@ -127,12 +127,8 @@ def _pinned(reference: str, image: Image, why: str) -> ResolvedBase:
     """A registry image by its digest; a local image without a digest by its name, with its id as digest."""
     name = split_tag(reference)[0]
     digests = [entry for entry in image.repo_digests if entry.startswith(f"{name}@")]
-    exact = (
-        next((entry for entry in digests if entry.endswith(image.digest)), None)
-        if image.digest
-        else None
-    )
-    chosen = exact or (sorted(digests)[0] if digests else None)
+    exact = [entry for entry in digests if image.digest and entry.endswith(image.digest)]
+    chosen = next(iter(exact or sorted(digests)), None)
     if chosen is None or name.startswith("localhost/"):
         return ResolvedBase(reference, image.id, why, reference)
     return ResolvedBase(chosen, chosen.partition("@")[2], why, reference)
@@ -211,11 +207,8 @@ def debian_steps(
         'grep "^deb " "$1/usr/share/doc/apt/examples/sources.list" > apt/sources.list'
     )
     # it runs with a subordinate id of the user, which cannot enter a temporary folder with mode 700
-    elsewhere = (
-        ()
-        if folders.open_to_others(Path(os.environ.get("TMPDIR") or "/tmp"))
-        else ("env", "TMPDIR=/tmp")
-    )
+    temporary = Path(os.environ.get("TMPDIR") or "/tmp")
+    elsewhere = () if folders.open_to_others(temporary) else ("env", "TMPDIR=/tmp")
     packages = (f"--include={','.join(base.packages)}",) if base.packages else ()
     flags = (
         "--variant=minbase",

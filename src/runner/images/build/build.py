@@ -57,7 +57,8 @@ def build(
         files.write(context.log, head)
         base = resolve_base(recipe, context, refresh=options.no_cache)
         # another process may have built it while this one waited for the lock
-        if not options.no_cache and (image := _built_before(recipe, base, context)):
+        image = None if options.no_cache else _built_before(recipe, base, context)
+        if image:
             return image
         if recipe.bases and not declares_base(recipe.containerfile.read_text()):
             name = recipe.containerfile.name
@@ -96,12 +97,11 @@ def dry_run(
     """
     context, recipe = prepare(recipe, options, environ, report)
     known = known_bases(recipe, context)
-    first = recipe.bases[0] if recipe.bases else None
-    base = (
-        known[0]
-        if known
-        else ResolvedBase(str(first), str(first), "the recipe's first", str(first))
-    )
+    if known:
+        base = known[0]
+    else:
+        first = str(recipe.bases[0])
+        base = ResolvedBase(first, first, "the recipe's first", first)
     before: tuple[Step, ...] = ()
     if (
         base.reference.startswith("localhost/runner/base-")
@@ -141,7 +141,14 @@ def prepare(
     platform = check_platform(recipe, options.platform)
     check_runnable(platform)
     log = cache_folder(environ) / "build" / f"{recipe.name}.log"
-    context = BuildContext(engine, open_store(engine, environ), platform, log, report, options)
+    context = BuildContext(
+        engine=engine,
+        store=open_store(engine, environ),
+        platform=platform,
+        log=log,
+        report=report,
+        options=options,
+    )
     return context, replace(recipe, build_args={**recipe.build_args, **options.build_args})
 
 
@@ -189,21 +196,20 @@ def plan_build(
                 f"the host's {file}, for the build only", staging / file, content_text, 0o644
             )
         )
-    flags = (
-        *(f"--build-arg={key}={value}" for key, value in recipe.build_args.items()),
-        *((f"--build-arg=BASE={base.reference}",) if base.reference else ()),
-        *(f"--label={key}={value}" for key, value in image_labels(recipe, base, tag).items()),
-        *(("--no-cache",) if context.options.no_cache else ()),
-        *engine_flags(engine, settings, staging),
-    )
-    argv = (engine.name, "build", f"--platform={context.platform}", "--network=host", *flags)
-    argv = (*argv, f"--tag={name}", f"--file={containerfile}", str(folder))
-    steps.append(Step(f"build {name}", argv, engine.env, logged=True))
-    others = other_names(recipe, context)
-    return [
-        *steps,
-        *(Step("another name", (engine.name, "tag", name, other), engine.env) for other in others),
-    ]
+    argv = [engine.name, "build", f"--platform={context.platform}", "--network=host"]
+    argv += [f"--build-arg={key}={value}" for key, value in recipe.build_args.items()]
+    if base.reference:
+        argv.append(f"--build-arg=BASE={base.reference}")
+    labels = image_labels(recipe, base, tag)
+    argv += [f"--label={key}={value}" for key, value in labels.items()]
+    if context.options.no_cache:
+        argv.append("--no-cache")
+    argv += engine_flags(engine, settings, staging)
+    argv += [f"--tag={name}", f"--file={containerfile}", str(folder)]
+    steps.append(Step(f"build {name}", tuple(argv), engine.env, logged=True))
+    for other in other_names(recipe, context):
+        steps.append(Step("another name", (engine.name, "tag", name, other), engine.env))
+    return steps
 
 
 def write_step(why: str, path: Path, text: str, mode: int = 0o600) -> Step:
@@ -225,7 +231,8 @@ def engine_flags(engine: Engine, settings: HostSettings, staging: Path) -> tuple
 
 def other_names(recipe: Recipe, context: BuildContext) -> tuple[str, ...]:
     """The names of the image besides NAME:HASH. `import NAME` uses `latest`."""
-    return (f"{recipe.repository}:latest", *((context.options.tag,) if context.options.tag else ()))
+    latest = f"{recipe.repository}:latest"
+    return (latest, context.options.tag) if context.options.tag else (latest,)
 
 
 def image_labels(recipe: Recipe, base: ResolvedBase, tag: str) -> dict[str, str]:

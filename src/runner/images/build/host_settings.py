@@ -58,10 +58,8 @@ class HostSettings:
 
 def join(one: HostSettings, two: HostSettings) -> HostSettings:
     """Combine two settings into one."""
-    mounts, arguments = (
-        dict.fromkeys((*one.mounts, *two.mounts)),
-        {**one.arguments, **two.arguments},
-    )
+    mounts = dict.fromkeys((*one.mounts, *two.mounts))
+    arguments = {**one.arguments, **two.arguments}
     return HostSettings(
         {**one.files, **two.files},
         tuple(mounts),
@@ -113,12 +111,11 @@ def _read_pip_file(path: Path) -> dict[str, str]:
 
 def pip_settings(layers: Sequence[Mapping[str, str]], environ: Mapping[str, str]) -> HostSettings:
     """The host's pip settings as one configuration file for the build, with mounts for local folders and the CA."""
-    values = {
-        key: value
-        for layer in layers
-        for key, value in layer.items()
-        if key in (*_PIP_LISTS, *_PIP_KEYS)
-    }
+    values: dict[str, str] = {}
+    for layer in layers:
+        values |= layer
+    offered = {*_PIP_LISTS, *_PIP_KEYS}
+    values = {key: value for key, value in values.items() if key in offered}
     mounts: dict[str, str] = {}
     notes: list[str] = []
     missing: list[str] = []

@@ -33,7 +33,8 @@ from runner.images.layers.tar import Entry
 from runner.images.layers.tar_fields import shown
 from runner.images.squashfs.data import Directory, Leaf, device_number
 
-_GONE = Leaf(0, 0, 0, 0, (), None, -1)  # a name that hides lower layers
+# a name that hides lower layers
+_GONE = Leaf(mode=0, uid=0, gid=0, mtime=0, xattrs=(), data=None, layer=-1)
 _LINKS = 40  # as Linux
 _TIMES = 4096  # shared between files
 _LATEST = (1 << 32) - 1  # limits of squashfs: unsigned seconds and ids of 32 bits
@@ -189,18 +190,20 @@ class Flattener:
                 todo += node.data.split(b"/")[::-1]
                 trail = [self.root] if node.data.startswith(b"/") else trail
             else:
-                trail.append(
-                    node
-                    if isinstance(node, Directory)
-                    else self._view.new_directory(trail[-1], step)
-                )
+                if not isinstance(node, Directory):
+                    node = self._view.new_directory(trail[-1], step)
+                trail.append(node)
         trail[-1].children[name] = leaf
 
     def _offer_directory(self, entry: Entry, name: bytes, path: bytes) -> None:
         layer, parent = self._layer, self._directory
-        node: Leaf | Directory | None = (
-            self.root if not path else parent.children.get(name) if parent else _GONE
-        )
+        node: Leaf | Directory | None
+        if not path:
+            node = self.root
+        elif parent:
+            node = parent.children.get(name)
+        else:
+            node = _GONE
         if isinstance(node, Leaf) and node.layer != layer:
             self._pass_by(entry, path)
             return
@@ -241,7 +244,13 @@ class Flattener:
             else self._times.get(mtime, mtime)
         )
         return Leaf(
-            mode, uid, gid, mtime, self._xattrs(entry) if entry.xattrs else (), data, self._layer
+            mode=mode,
+            uid=uid,
+            gid=gid,
+            mtime=mtime,
+            xattrs=self._xattrs(entry) if entry.xattrs else (),
+            data=data,
+            layer=self._layer,
         )
 
     def _owner(self, entry: Entry) -> tuple[int, int]:
@@ -269,9 +278,10 @@ class Flattener:
 
     def _mark(self, entry: Entry, head: bytes, name: bytes) -> Leaf | None:
         """Record a whiteout or an opaque marker."""
-        directory, place = (
-            (self._directory, self._place) if head == self._head else self._view.walk(head, "mark")
-        )
+        if head == self._head:
+            directory, place = self._directory, self._place
+        else:
+            directory, place = self._view.walk(head, "mark")
         if name == _OPAQUE:
             if directory is not None:
                 self._opaque.append(directory)

@@ -22,7 +22,7 @@ class Awaited(Leaf):
     __slots__ = ("claimed", "known", "names", "target")
 
     def __init__(self, target: bytes, layer: int) -> None:
-        super().__init__(0, 0, 0, 0, (), None, layer)
+        super().__init__(mode=0, uid=0, gid=0, mtime=0, xattrs=(), data=None, layer=layer)
         self.target = target
         self.names: list[tuple[Directory, bytes]] = []  # its places in the tree
         self.claimed = False  # whether a link of a layer above needs it too
@@ -74,13 +74,11 @@ class LinkTargets:
         self._work = work
         self._below: dict[bytes, list[bytes]] = {}  # an ancestor's path: the targets below it
         self._remembered = 0
-        self._found: dict[
-            bytes, Leaf | int
-        ] = {}  # an int >= 0: the ordinal of a content that was not read
+        # an int >= 0: the ordinal of a content that was not read
+        self._found: dict[bytes, Leaf | int] = {}
         self._hidden: set[bytes] = set()
-        self._joined: list[
-            Awaited
-        ] = []  # of layers above, with targets that links of the current layer need too
+        # of layers above, with targets that links of the current layer need too
+        self._joined: list[Awaited] = []
 
     def want(self, target: bytes, layer: int) -> Awaited:
         """The placeholder for a target that the layer has not contained so far."""
@@ -214,10 +212,8 @@ def _last(awaited: Awaited) -> Leaf | None:
     return leaf
 
 
-IMPLICIT, PHANTOM = (
-    -1,
-    -2,
-)  # values of Directory.layer: without an entry of its own; with whiteouts only
+# values of Directory.layer: without an entry of its own; with whiteouts only
+IMPLICIT, PHANTOM = -1, -2
 WHITEOUT = b".wh."
 DEFAULT_MODE = stat.S_IFDIR | 0o755
 _STEPS = 40  # as Linux, namei.h, MAXSYMLINKS
@@ -234,9 +230,8 @@ class View:
         self._made: set[int] = set()  # ids of the directories that this layer created
         # by parent and name: directories with only whiteouts of layers above, where this layer has a file
         self._aside: dict[tuple[int, bytes], Directory] = {}
-        self._replaced: set[int] = (
-            set()
-        )  # ids of directories of layers above where this layer has a file
+        # ids of directories of layers above where this layer has a file
+        self._replaced: set[int] = set()
 
     def begin_layer(self) -> None:
         """Switch to the next layer."""

@@ -56,7 +56,8 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     )
     for path, known in ((SYSTEM, keys), (own, keys - {"shared", "shared_owner"})):
         if path.exists():
-            refuse_unknown_keys(document := read_toml(path), (), known, "file")
+            document = read_toml(path)
+            refuse_unknown_keys(document, (), known, "file")
             kinds = {key: type(getattr(settings, key)) for key in document.data}
             found: dict[str, Any] = {
                 key: _READERS.get(kind, partial(typed, kind=kind))(document, (key,))
@@ -190,10 +191,8 @@ class Getter:
         with suppress(KeyError):  # a step may get no variables: srun --export=NONE
             user = pwd.getpwuid(os.geteuid())
             known = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
-            variables = {
-                **known,
-                **{name: value for name, value in variables.items() if value or name not in known},
-            }
+            for name, value in known.items():
+                variables[name] = variables.get(name) or value
         found = []
         for text in self.settings.folders:
             if unset := [name for name in expansion.names(text) if not variables.get(name)]:
@@ -314,7 +313,8 @@ class Getter:
                 return replace(mirrored, digest=digest), replace(reference, digest=digest)
             except RunnerError as error:
                 self.report.warn(f"{error.what}: {error.why}; asking {reference.registry}")
-        noted = next((text for folder in digests if (text := files.text_of(folder / note))), "")
+        texts = (files.text_of(folder / note) for folder in digests)
+        noted = next((text for text in texts if text), "")
         spare = noted if self.settings.last_digest else ""
         try:
             digest = self._ask(reference, digests, briefly=bool(spare))
@@ -339,8 +339,10 @@ class Getter:
             for note in notes:
                 with suppress(RunnerError, OSError):  # the other process gets no answer: ask too
                     stack.enter_context(files.locked(note, timeout_seconds=_TURN_SECONDS))
-                if (files.modified(note) or 0.0) >= self.began and (digest := files.text_of(note)):
-                    return digest
+                if (files.modified(note) or 0.0) >= self.began:
+                    digest = files.text_of(note)
+                    if digest:
+                        return digest
             started = [
                 folder / f"{_note(reference)}+{self._start()}"
                 for folder in digests[:1]
@@ -375,11 +377,9 @@ class Wanted:
     def name_in(self, store: Store) -> str:
         """The file's name in a store. It is the same for all tags and repositories that have this digest."""
         trace = self.trace_in(store)
-        inputs = (
-            f"{self.inputs} {hashlib.sha256(trace.read_bytes()).hexdigest()}"
-            if trace
-            else self.inputs
-        )
+        inputs = self.inputs
+        if trace:
+            inputs += f" {hashlib.sha256(trace.read_bytes()).hexdigest()}"
         return f"{hashlib.sha256(inputs.encode()).hexdigest()[:32]}.sqsh"
 
     def trace_in(self, store: Store) -> Path | None:
@@ -400,8 +400,10 @@ def _from_another_node(note: Path) -> str:
             return ""
         except FileExistsError:
             deadline = time.monotonic() + _TURN_SECONDS
-            while not (digest := files.text_of(note)) and time.monotonic() < deadline:
+            digest = files.text_of(note)
+            while not digest and time.monotonic() < deadline:
                 time.sleep(0.2)
+                digest = files.text_of(note)
             return digest
     return ""
 

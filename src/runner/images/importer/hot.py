@@ -20,9 +20,8 @@ from runner.images.squashfs.workers import PLAIN
 from runner.machine import files
 
 Places = list[tuple[int, int]]  # each: first byte, and the end
-Trace = dict[
-    bytes, Places
-]  # path without the leading slash -> what was read of it; nothing: the whole file
+# path without the leading slash -> what was read of it; nothing: the whole file
+Trace = dict[bytes, Places]
 LIST_SIZE = 4096  # bytes after the squashfs, with lines `hot OFFSET LENGTH`: what to read ahead
 _GAP = 128 << 10  # bytes that are read in vain to join two places
 _LINE = re.compile(rb"(?:(\d+-\d+(?:,\d+-\d+)*) )?/(.+)", re.DOTALL)
@@ -57,12 +56,15 @@ def write_trace(target: Path, log: Path) -> int:
     opened: dict[bytes, bytes] = {}  # by handle, which is used again after the file is closed
     read: Trace = {}
     for line in log.read_bytes().split(b"\n") if log.exists() else ():
-        if match := _OPENED.match(line):
+        match = _OPENED.match(line)
+        if match:
             opened[match[1]] = match[2]
-        elif (match := _READ.match(line)) and match[1] in opened and int(match[2]):
-            read.setdefault(opened[match[1]], []).append(
-                (int(match[3]), int(match[3]) + int(match[2]))
-            )
+            continue
+        match = _READ.match(line)
+        if match and match[1] in opened:
+            size, start = int(match[2]), int(match[3])
+            if size:
+                read.setdefault(opened[match[1]], []).append((start, start + size))
     log.unlink(missing_ok=True)
     if not read:
         why = "only the engine 'sandbox' with squashfuse records what a command reads"
@@ -140,11 +142,8 @@ class HotRegion:
 
     def write_list(self) -> None:
         """Write the list at the end of the file, which is a complete squashfs."""
-        places, gap, text = (
-            [(self._start, self._file.seek(0, os.SEEK_END))],
-            _GAP,
-            b"-" * (LIST_SIZE + 1),
-        )
+        places = [(self._start, self._file.seek(0, os.SEEK_END))]
+        gap, text = _GAP, b"-" * (LIST_SIZE + 1)
         while len(text) > LIST_SIZE:
             joined = places + _joined(self._others, gap)
             text = b"".join(

@@ -63,9 +63,8 @@ def import_image(request: ImportRequest, report: Report) -> Imported:
     """
     options = request.options
     with _planned(request, report) as plan:
-        if plan.reuse and is_whole(
-            plan.target
-        ):  # without a lock, because the folder may be read-only for this user
+        # without a lock, because the folder may be read-only for this user
+        if plan.reuse and is_whole(plan.target):
             return _found(plan.reuse, plan, report)
         with files.explained(f"write {plan.target}"), files.locked(plan.target) as locked:
             if not locked:
@@ -84,12 +83,10 @@ def explain_import(request: ImportRequest, report: Report) -> tuple[str, ...]:
         reads = f"reads:  {image.reference} ({len(image.layers)} layers, {size / 1e6:,.0f} MB, {image.architecture})"
         if plan.reuse:
             return (reads, f"reuses: {plan.target} (the same content)", "writes: nothing")
-        same = sum(layer.diff_id in known for layer in image.layers)
-        reuses = (
-            f"{same} layers of {Path(previous.squashfs.name).name}"
-            if previous and same
-            else "nothing"
-        )
+        same = len([layer for layer in image.layers if layer.diff_id in known])
+        reuses = "nothing"
+        if previous and same:
+            reuses = f"{same} layers of {Path(previous.squashfs.name).name}"
         link = "" if plan.link == plan.target else f" and {plan.link} -> {plan.target.name}"
         return (
             reads,
@@ -132,7 +129,10 @@ def _refuse_foreign(plan: ImportPlan, options: ImportOptions) -> None:
             f"import with -o FILE, or move the link out of the way: mv {plan.link} {plan.link}.old",
         )
     other = read_squashfs(plan.link.resolve())
-    if other and (whose := _other_image(other, plan)):
+    if other is None:
+        return
+    whose = _other_image(other, plan)
+    if whose:
         raise RunnerError(
             f"{plan.link.name} belongs to another image",
             f"it points to {other.path.name}, which comes from {whose} ({other.source})",
@@ -142,12 +142,12 @@ def _refuse_foreign(plan: ImportPlan, options: ImportOptions) -> None:
 
 def _other_image(linked: Squashfs, plan: ImportPlan) -> str:
     """The recipe or registry of the linked file, if that of the new file differs; else empty."""
-    before, after = (
-        str(labels.get("runner.recipe") or "")
-        for labels in (linked.labels, plan.image.config.get("Labels") or {})
-    )
-    if before or after:
-        return "" if before == after else f"recipe {before!r}" if before else "no recipe"
+    before = str(linked.labels.get("runner.recipe") or "")
+    after = str((plan.image.config.get("Labels") or {}).get("runner.recipe") or "")
+    if before != after:
+        return f"recipe {before!r}" if before else "no recipe"
+    if before:
+        return ""
     registry = registry_of(linked.source)
     return registry if registry and registry_of(plan.source) not in ("", registry) else ""
 
@@ -164,9 +164,8 @@ def _import_locked(
 ) -> Imported:
     """The import itself, with the lock of its target held. `held` is None if the file system has no locks."""
     clear_leftovers(plan.target.parent, report, held)
-    found = read_squashfs(
-        plan.target
-    )  # another import may have written it while this one waited for the lock
+    # another import may have written it while this one waited for the lock
+    found = read_squashfs(plan.target)
     if found and found.content == plan.content and not options.again:
         if is_whole(plan.target):
             return _found(found, plan, report)

@@ -240,22 +240,16 @@ def _contents(index: BinaryIO) -> dict[str, Any]:
 
 def _entry(row: list[Any]) -> Entry:
     path, mode, uid, gid, mtime, size, *more = row
-    if not more:
-        return Entry(path.encode("latin-1"), mode, uid, gid, mtime, size)
-    target, major, minor, xattrs, hard_link = more
-    pairs = tuple((key.encode("latin-1"), value.encode("latin-1")) for key, value in xattrs)
-    return Entry(
-        path.encode("latin-1"),
-        mode,
-        uid,
-        gid,
-        mtime,
-        size,
-        target.encode("latin-1"),
-        (major, minor),
-        pairs,
-        bool(hard_link),
-    )
+    entry = Entry(path=path.encode("latin-1"), mode=mode, uid=uid, gid=gid, mtime=mtime, size=size)
+    if more:
+        target, major, minor, xattrs, hard_link = more
+        entry.target = target.encode("latin-1")
+        entry.device = (major, minor)
+        entry.xattrs = tuple(
+            (key.encode("latin-1"), value.encode("latin-1")) for key, value in xattrs
+        )
+        entry.hard_link = bool(hard_link)
+    return entry
 
 
 def _as_json(place: Place) -> int | list[Any]:

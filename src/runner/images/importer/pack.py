@@ -193,12 +193,8 @@ class _Packer:
     def __init__(
         self, flattener: Flattener, writer: DataWriter, options: PackOptions, packed: Packed
     ) -> None:
-        self._flattener, self._writer, self._options, self._packed = (
-            flattener,
-            writer,
-            options,
-            packed,
-        )
+        self._flattener, self._writer = flattener, writer
+        self._options, self._packed = options, packed
         self._own: dict[bytes, Leaf] = {}
 
     def add_own(self, files: Mapping[str, tuple[str, int]]) -> None:
@@ -207,7 +203,15 @@ class _Packer:
         for path, (text, mode) in files.items():
             data = text.encode("utf-8", "surrogateescape")
             written = self._writer.add(len(data), io.BytesIO(data))
-            self._own[path.encode()] = Leaf(stat.S_IFREG | mode, 0, 0, 0, (), written, 0)
+            self._own[path.encode()] = Leaf(
+                mode=stat.S_IFREG | mode,
+                uid=0,
+                gid=0,
+                mtime=0,
+                xattrs=(),
+                data=written,
+                layer=0,
+            )
         self._writer.end_run()
 
     def place_own(self) -> None:
@@ -230,9 +234,8 @@ class _Packer:
         """
         log, needed, contents = LayerLog(), array("I"), list[FileData]()
         run, count = self._writer.begin_run(), 0
-        verify = (
-            self._options.verify_diff_ids or not layer.digest
-        )  # without a digest, there is only the diff_id
+        # without a digest, there is only the diff_id
+        verify = self._options.verify_diff_ids or not layer.digest
         for again in (False, True):
             with decoded(
                 layer, verify_diff_id=verify, advance=_ignore if again else advance
@@ -251,9 +254,18 @@ class _Packer:
         proven = bool(layer.diff_id) and (
             self._options.verify_diff_ids or layer.diff_id == layer.digest
         )
-        known = (layer.diff_id, layer.digest, proven, needed_hash(needed))
-        pieces = run.fragments.decode("latin-1")
-        record = LayerRecord(*known, run.offset, run.length, pieces, run.check, 0, 0)
+        record = LayerRecord(
+            diff_id=layer.diff_id,
+            digest=layer.digest,
+            proven=proven,
+            needed=needed_hash(needed),
+            offset=run.offset,
+            length=run.length,
+            fragments=run.fragments.decode("latin-1"),
+            check=run.check,
+            frame=0,
+            frame_length=0,
+        )
         self._packed.index.append((record, log.end(contents)))
         return count
 

@@ -114,12 +114,12 @@ class ImportRequest:
         options = self.options
         architecture = options.architecture or probe.architecture()
         return Access(
-            self.environ,
-            self.project,
-            architecture,
-            options.engine,
-            options.allow_http,
-            options.connections,
+            environ=self.environ,
+            project=self.project,
+            architecture=architecture,
+            engine=options.engine,
+            allow_http=options.allow_http,
+            connections=options.connections,
         )
 
 
@@ -156,7 +156,15 @@ def plan_import(name: str, image: LayeredImage, request: ImportRequest) -> Impor
     link = target if options.output else request.images / f"{name}.sqsh"
     found = read_squashfs(target)
     reuse = found if found and found.content == content and not options.again else None
-    return ImportPlan(image, request.source, target, link, content, packing, reuse)
+    return ImportPlan(
+        image=image,
+        source=request.source,
+        target=target,
+        link=link,
+        content=content,
+        packing=packing,
+        reuse=reuse,
+    )
 
 
 def content_of(image: LayeredImage, packing: PackOptions) -> str:
@@ -179,12 +187,9 @@ def previous_index(plan: ImportPlan, options: ImportOptions) -> Iterator[LayerIn
         index = open_index(index_path(path), path)
         if index is None:
             continue
-        fits = index.settings == plan.packing.run_settings
-        shared = (
-            sum(record.length for key, record in index.records.items() if key in wanted)
-            if fits
-            else 0
-        )
+        shared = 0
+        if index.settings == plan.packing.run_settings:
+            shared = sum(record.length for key, record in index.records.items() if key in wanted)
         if shared <= (best[0] if best else 0):
             index.close()
             continue

@@ -124,14 +124,12 @@ def _carry_out(
         sarus_store.follow((change.verb, change.reference), report, change.env)
         row = sarus_store.find(change.reference, sarus_store.list_images())
         if row is None or sarus_store.is_half(row, sarus_store.store_folder(request.environ)):
+            fault = "lists it without its squashfs file"
+            if row is None:
+                fault = "does not list the image"
             raise RunnerError(
                 f"sarusctl did not put {change.reference} into the store",
-                f"`sarusctl {change.verb}` reported success, but the store "
-                + (
-                    "does not list the image"
-                    if row is None
-                    else "lists it without its squashfs file"
-                ),
+                f"`sarusctl {change.verb}` reported success, but the store {fault}",
                 f"to see why: sarusctl --verbose {change.verb} {change.reference}",
             )
     return find(PodmanStore({**request.environ, **change.env}), change.reference, "podman")

@@ -28,10 +28,8 @@ _LEASE_SECONDS = 7 * 86400  # the same for jobs that squeue cannot know
 _FULL_SECONDS = 120  # how long a folder that was too full for an image is not tried again, if it has no more space
 _MORE_BYTES = 64 << 20  # other files come and go meanwhile
 _REMOVAL_SECONDS = 10.0  # a mark for a removal that is older was left by a killed process
-_LEAST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = (
-    0.1,
-    1.0,
-)  # between two looks at another process's import
+# between two looks at another process's import
+_LEAST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 1.0
 
 # errors that another folder may not have
 _OF_A_FOLDER = {
@@ -103,9 +101,8 @@ class Store:
                 )
             os.utime(sidecar(path))
         mark, began = _removal_mark(path), time.monotonic()
-        while (
-            mark.exists() and path.exists()
-        ):  # looked at after the lease was written: see `collect`
+        while mark.exists() and path.exists():
+            # looked at after the lease was written: see `collect`
             if time.monotonic() - began > _REMOVAL_SECONDS:  # its process was killed
                 mark.unlink(missing_ok=True)
             time.sleep(_LEAST_PAUSE_SECONDS)
@@ -130,15 +127,16 @@ class Store:
             if not claim.end_if_dead(target):
                 waited = time.monotonic() - began
                 pause = min(max(waited / 10, _LEAST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
-                time.sleep(
-                    pause * random.uniform(0.5, 1.0)
-                )  # random: a thousand nodes should not all look at once
+                # random: a thousand nodes should not all look at once
+                time.sleep(pause * random.uniform(0.5, 1.0))
                 continue
             with claim.hold() as held:
-                if held and (other := elsewhere()):
+                if not held:
+                    continue
+                other = elsewhere()
+                if other:
                     return other
-                if held:
-                    self._make(name, make, claim)
+                self._make(name, make, claim)
         return path
 
     def _make(self, name: str, make: Callable[[], object], claim: _Claim) -> None:
@@ -153,10 +151,8 @@ class Store:
                 raise RunnerError(
                     f"cannot write {target}", str(error.strerror), "free some space there"
                 ) from error
-            for part in (
-                sidecar(target),
-                index_path(target),
-            ):  # one that is damaged would end each import
+            for part in (sidecar(target), index_path(target)):
+                # one that is damaged would end each import
                 part.unlink(missing_ok=True)
             make()
             if not self.take(name, ""):
@@ -181,11 +177,8 @@ class Store:
         a mark before the leases are read again: a process that takes it and does not see the mark wrote a lease before.
         """
         with suppress(FileNotFoundError):  # another process removes files too
-            made = [
-                each
-                for path in self.folder.glob("*.sqsh")
-                if (each := read_squashfs(path)) and each.importer
-            ]
+            found = map(read_squashfs, self.folder.glob("*.sqsh"))
+            made = [each for each in found if each and each.importer]
             total = sum(each.size_bytes for each in made)
             jobs = _running_jobs() if total > limit_bytes else None
             for path in sorted(
@@ -287,10 +280,8 @@ class _Claim:
     def __init__(self, path: Path, report: Report) -> None:
         self._path, self._report, job = path, report, os.environ.get("SLURM_JOB_ID", "none")
         self._text = f"{os.uname().nodename}, process {os.getpid()}, job {job}, since {time.strftime('%F %T')}"
-        self._seen, self._since = (
-            ("", 0),
-            0.0,
-        )  # text and last touch by another process, and since when unchanged
+        # text and last touch by another process, and since when unchanged
+        self._seen, self._since = ("", 0), 0.0
 
     @contextmanager
     def hold(self) -> Iterator[bool]:

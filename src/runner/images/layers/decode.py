@@ -55,7 +55,9 @@ class _Pump(ViewReader):
         self._read_bytes = self._reported_bytes = 0
         self._chunk, self._position = b"", 0
         self._blob: Reader | None = None
-        works = (self._read_blob, self._inflate, *((self._hash_plain,) if self._plain_hash else ()))
+        works = [self._read_blob, self._inflate]
+        if self._plain_hash:
+            works.append(self._hash_plain)
         self._threads = [
             threading.Thread(target=work, name=work.__name__, daemon=True) for work in works
         ]

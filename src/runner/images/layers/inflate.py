@@ -74,11 +74,8 @@ def _gunzip(data: bytes, pull: Pull) -> Iterator[bytes]:
             while pull():
                 pass
             return
-        decoder, step, first = (
-            igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP),
-            _FIRST_STEP,
-            False,
-        )
+        decoder = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
+        step, first = _FIRST_STEP, False
         while not decoder.eof:
             if position >= len(data):
                 data, position = pull(), 0
@@ -107,8 +104,10 @@ def _streams(name: str, magic: bytes, data: bytes, pull: Pull) -> Iterator[bytes
             else lzma.LZMADecompressor(lzma.FORMAT_XZ, _XZ_MEMORY)
         )
         while not decoder.eof:
-            if decoder.needs_input and not data and not (data := pull()):
-                raise broken(f"its {name} stream is truncated")
+            if decoder.needs_input and not data:
+                data = pull()
+                if not data:
+                    raise broken(f"its {name} stream is truncated")
             try:
                 piece = decoder.decompress(data, CHUNK)
             except (lzma.LZMAError, OSError, EOFError) as error:

@@ -21,7 +21,7 @@ class Expanded:
 
     def __init__(self, content: Reader, pieces: Pieces, size: int) -> None:
         self._content, self._size, self._position = content, size, 0
-        self._pieces = [*pieces, (size, 0)][::-1]
+        self._pieces = [(size, 0), *reversed(pieces)]  # the next one is the last
 
     def read(self, size: int = -1, /) -> bytes:
         """`size` bytes, fewer only at the end."""
@@ -46,7 +46,9 @@ class Expanded:
 
 
 def _zeros(size: int) -> bytes:
-    return _ZEROS if size == len(_ZEROS) else _ZEROS[:size] if size < len(_ZEROS) else bytes(size)
+    if size == len(_ZEROS):
+        return _ZEROS
+    return _ZEROS[:size] if size < len(_ZEROS) else bytes(size)
 
 
 def checked(pieces: Pieces, size: int, stored: int) -> Pieces:

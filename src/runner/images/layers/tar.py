@@ -47,9 +47,8 @@ _KINDS = {
 _DESCRIPTIONS = dict(
     zip(b"xXLKMgVN", ("PAX", "PAX", "path", "linkpath", "volume", *["nothing"] * 3), strict=True)
 )
-_FIELDS = struct.Struct(
-    "100s24s12s12s8xc100s6s"
-)  # name, mode and owners, size, mtime, type, link, magic
+# name, mode and owners, size, mtime, type, link, magic
+_FIELDS = struct.Struct("100s24s12s12s8xc100s6s")
 _POSIX = b"ustar\0"
 
 
@@ -170,9 +169,8 @@ def entries(stream: Reader) -> Iterator[tuple[Entry, Reader]]:
     """
     source = _Source(stream)
     records: dict[bytes, bytes] = {}
-    names: dict[
-        bytes, bytes
-    ] = {}  # GNU's long names, which take precedence over PAX as in Go's archive/tar
+    # GNU's long names, which take precedence over PAX as in Go's archive/tar
+    names: dict[bytes, bytes] = {}
     while header := source.header():
         kind = _DESCRIPTIONS.get(header[156])
         if kind is None:
@@ -203,19 +201,16 @@ def _entry(source: _Source, header: bytes, records: dict[bytes, bytes]) -> tuple
     mode, uid, gid = source.numbers(owners, 8)
     (mtime,), size = source.numbers(time, 12), number(length)
     link = link.partition(b"\0")[0] if kind in (b"1", b"2") else b""
-    if (
-        len(records) == 1 and b"mtime" in records
-    ):  # Python's tarfile and others write this for every file
+    # Python's tarfile and others write only this, and for every file
+    if len(records) == 1 and b"mtime" in records:
         mtime, records = decimal(records[b"mtime"]), {}
     elif records:
         name, link = records.get(b"path", name), records.get(b"linkpath", link)
         name = records.get(b"GNU.sparse.name", name)
         uid, gid = _record_number(records, b"uid", uid), _record_number(records, b"gid", gid)
-        mtime, size = (
-            _record_number(records, b"mtime", mtime),
-            _record_number(records, b"size", size),
-        )
-    entry = Entry(normalised(name), 0, uid, gid, mtime, 0)
+        mtime = _record_number(records, b"mtime", mtime)
+        size = _record_number(records, b"size", size)
+    entry = Entry(path=normalised(name), mode=0, uid=uid, gid=gid, mtime=mtime, size=0)
     if kind == b"1":
         entry.target, entry.hard_link = normalised(link), True
         return entry, source.begin_link(size)

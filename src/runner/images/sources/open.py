@@ -99,11 +99,9 @@ def find_stored(source: Source, access: Access, report: Report) -> tuple[Engine,
     for note in engine.notes:
         report.detail(note)
     store = open_store(engine, access.environ)
-    return engine, (
-        find(store, source.reference, engine.name)
-        if source.scheme
-        else _find_bare(source, engine, access, report)
-    )
+    if source.scheme:
+        return engine, find(store, source.reference, engine.name)
+    return engine, _find_bare(source, engine, access, report)
 
 
 def _find_bare(source: Source, engine: Engine, access: Access, report: Report) -> Image:

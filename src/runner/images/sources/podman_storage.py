@@ -76,9 +76,8 @@ def open_stored(
     if top is None:
         raise NotRebuildable("podman's storage folders do not list the image")
     known: dict[str, StoredLayer] = {}
-    for folder in reversed(
-        roots
-    ):  # the engine's own storage takes precedence over read-only stores
+    for folder in reversed(roots):
+        # the engine's own storage takes precedence over read-only stores
         known |= {layer.id: layer for layer in read_layers(folder, driver)}
     chain = chain_of(top, known)
     folder = root / f"{driver}-images" / image.id
@@ -226,9 +225,8 @@ class Rebuilder:
             with suppress(OSError):  # a machine with smaller pipes is slower, no more
                 fcntl.fcntl(target, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
             message = json.dumps({"split": str(split), "root": str(root)}).encode()
-            with suppress(
-                OSError
-            ):  # a helper that has gone: the pipes end at once, and the reader says so
+            # a helper that has gone: the pipes end at once, and the reader says so
+            with suppress(OSError):
                 socket.send_fds(self.requests, [message], [target, status])
         finally:
             os.close(target)

@@ -46,20 +46,17 @@ class Folder:
 
     def open(self, name: bytes) -> int:
         """A descriptor of a file. Raises OSError."""
-        if b".." in name or name.endswith(
-            b"."
-        ):  # unpacking has made a/../b to b before it looked at any link
+        # unpacking has made a/../b to b before it looked at any link
+        if b".." in name or name.endswith(b"."):
             name = posixpath.normpath(b"/" + name)
         parent, _, last = name.rpartition(b"/")
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         try:
-            if (
-                parent != self.parent
-            ):  # files come in the order of the tar, most from the same folder
+            # files come in the order of the tar, most from the same folder
+            if parent != self.parent:
                 self._enter(parent)
-        except (
-            NotADirectoryError
-        ):  # a link to a folder, as O_NOFOLLOW and O_DIRECTORY together say it
+        except NotADirectoryError:
+            # a link to a folder, as O_NOFOLLOW and O_DIRECTORY together say it
             return open_in_root(self.root, name, flags)
         return os.open(last, flags, dir_fd=self.inside)
 

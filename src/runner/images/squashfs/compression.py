@@ -142,13 +142,11 @@ def _version(name: str) -> str:
 
 SUPERBLOCK = struct.Struct("<4sIIIIHHHHHHQQQQQQQQ")
 ABSENT = (1 << 64) - 1  # the place of a missing table
-_PLAIN_INODES, _PLAIN_DATA, _PLAIN_FRAGMENTS, _PLAIN_XATTRS, _PLAIN_IDS = (
-    0x1,
-    0x2,
-    0x8,
-    0x100,
-    0x800,
-)
+_PLAIN_INODES = 0x1
+_PLAIN_DATA = 0x2
+_PLAIN_FRAGMENTS = 0x8
+_PLAIN_XATTRS = 0x100
+_PLAIN_IDS = 0x800
 _EXPORTABLE, _NO_XATTRS, _COMPRESSOR_OPTIONS = 0x80, 0x200, 0x400
 
 

@@ -257,9 +257,8 @@ class Leaf:
     gid: int
     mtime: int  # seconds since 1970, limited to 0 to 2**32 - 1
     xattrs: Xattrs
-    data: (
-        FileData | bytes | int | None
-    )  # of a file, a symlink's target, a device (see `device_number`), nothing
+    # of a file, a symlink's target, a device (see `device_number`), nothing
+    data: FileData | bytes | int | None
     layer: int
     links: int = field(default=0, init=False)  # number of visible names; counted by write_tables
 

@@ -36,16 +36,14 @@ TYPES = {
 }
 # each begins with type, permissions, uid, gid, mtime, number
 _FILE = struct.Struct("<HHHHIIIIII")  # start, fragment, offset, size
-_LARGE_FILE = struct.Struct(
-    "<HHHHIIQQQIIII"
-)  # start, size, sparse, links, fragment, offset, xattrs
+# start, size, sparse, links, fragment, offset, xattrs
+_LARGE_FILE = struct.Struct("<HHHHIIQQQIIII")
 _SYMLINK = struct.Struct("<HHHHIIII")  # links, size
 _DEVICE = struct.Struct("<HHHHIIII")  # links, device
 _PIPE = struct.Struct("<HHHHIII")  # links
 _DIRECTORY = struct.Struct("<HHHHIIIIHHI")  # start, links, size, offset, parent
-_LARGE_DIRECTORY = struct.Struct(
-    "<HHHHIIIIIIHHI"
-)  # links, size, start, parent, indexes, offset, xattrs
+# links, size, start, parent, indexes, offset, xattrs
+_LARGE_DIRECTORY = struct.Struct("<HHHHIIIIIIHHI")
 _WORD = struct.Struct("<I")
 
 
@@ -84,24 +82,12 @@ class InodePacker:
         xattrs, links = self.xattrs[leaf.xattrs], leaf.links
         sparse = self._sparse_bytes(size, sizes) if sizes else 0
         mode, uid, gid, mtime = leaf.mode & 0o7777, ids[leaf.uid], ids[leaf.gid], leaf.mtime
-        if (
-            links == 1
-            and xattrs == NO_XATTRS
-            and not sparse
-            and size <= _LARGEST
-            and start <= _LARGEST
-        ):
-            return (
-                _FILE.pack(FILE, mode, uid, gid, mtime, number, start, fragment, offset, size)
-                + sizes
-            )
-        return (
-            _LARGE_FILE.pack(
-                *(FILE + _EXTENDED, mode, uid, gid, mtime, number),
-                *(start, size, sparse, links, fragment, offset, xattrs),
-            )
-            + sizes
-        )
+        small = size <= _LARGEST and start <= _LARGEST
+        if small and links == 1 and xattrs == NO_XATTRS and not sparse:
+            head = (FILE, mode, uid, gid, mtime, number)
+            return _FILE.pack(*head, start, fragment, offset, size) + sizes
+        head = (FILE + _EXTENDED, mode, uid, gid, mtime, number)
+        return _LARGE_FILE.pack(*head, start, size, sparse, links, fragment, offset, xattrs) + sizes
 
     def _sparse_bytes(self, size: int, sizes: bytes) -> int:
         """The bytes in holes, less than the size, as in mksquashfs: readers may reject a file of holes only."""
@@ -117,33 +103,24 @@ class InodePacker:
         self, directory: Directory, listing: ListingWriter, number: int, parent: int
     ) -> bytes:
         """An inode; extended if the listing is large or indexed, or the directory has extended attributes."""
-        xattrs, size = (
-            self.xattrs[directory.xattrs],
-            listing.size + 3,
-        )  # "." and ".." count as 3 bytes
+        xattrs = self.xattrs[directory.xattrs]
+        size = listing.size + 3  # "." and ".." count as 3 bytes
         mode, uid, gid = directory.mode & 0o7777, self.ids[directory.uid], self.ids[directory.gid]
         mtime, links = directory.mtime, listing.subdirectories + 2
         start, offset = listing.reference >> 16, listing.reference & 0xFFFF
         if size <= _LARGEST_BASIC_LISTING and xattrs == NO_XATTRS and not listing.indexes:
-            return _DIRECTORY.pack(
-                *(DIRECTORY, mode, uid, gid, mtime, number), *(start, links, size, offset, parent)
-            )
-        return (
-            _LARGE_DIRECTORY.pack(
-                *(DIRECTORY + _EXTENDED, mode, uid, gid, mtime, number),
-                *(links, size, start, parent, listing.indexes, offset, xattrs),
-            )
-            + listing.index
-        )
+            head = (DIRECTORY, mode, uid, gid, mtime, number)
+            return _DIRECTORY.pack(*head, start, links, size, offset, parent)
+        head = (DIRECTORY + _EXTENDED, mode, uid, gid, mtime, number)
+        places = (links, size, start, parent, listing.indexes, offset, xattrs)
+        return _LARGE_DIRECTORY.pack(*head, *places) + listing.index
 
 
 _HEADER = struct.Struct("<III")  # entries - 1, inode block, base inode number of the entries
-_ENTRY = struct.Struct(
-    "<HhHH"
-)  # offset in the inode block, inode number - that of the header, type, name length - 1
-_INDEX = struct.Struct(
-    "<III"
-)  # position of the header in the listing, its metadata block, name length - 1
+# offset in the inode block, inode number - that of the header, type, name length - 1
+_ENTRY = struct.Struct("<HhHH")
+# position of the header in the listing, its metadata block, name length - 1
+_INDEX = struct.Struct("<III")
 _MOST_ENTRIES = 256
 _LONGEST_NAME = 256
 _MOST_INDEXES = 65535  # counted in 16 bits; without more indexes, a lookup only takes longer

@@ -45,17 +45,25 @@ def write_tables(
     time, block_size = max(0, min(time, 0xFFFFFFFF)), compression.block_size
     flags, ids = superblock_flags(compression, xattrs=xattr_table != ABSENT), len(tree.packer.ids)
     superblock = SUPERBLOCK.pack(
-        *(b"hsqs", len(tree.references), time, block_size, data.fragment_count, compression.number),
-        *(
-            block_size.bit_length() - 1,
-            flags,
-            ids,
-            4,
-            0,
-            root_reference,
-            position,
-        ),  # 4.0: the version of squashfs
-        *(id_table, xattr_table, data.position, directory_table, fragment_table, export_table),
+        b"hsqs",
+        len(tree.references),
+        time,
+        block_size,
+        data.fragment_count,
+        compression.number,
+        block_size.bit_length() - 1,
+        flags,
+        ids,
+        4,  # the major and the minor version of squashfs
+        0,
+        root_reference,
+        position,
+        id_table,
+        xattr_table,
+        data.position,
+        directory_table,
+        fragment_table,
+        export_table,
     )
     data.settle()  # the superblock makes the file a squashfs: all data must be in it
     file.seek(0)
@@ -96,9 +104,8 @@ class _Frame:
         self.directory, self.number, self.parent = directory, number, parent
         self.first = first  # the number of the first child
         self.names = sorted(directory.children)
-        self.waiting: list[
-            tuple[Directory, int]
-        ] = []  # subdirectories and their numbers, in reverse order
+        # subdirectories and their numbers, in reverse order
+        self.waiting: list[tuple[Directory, int]] = []
         self.written: list[bytes] = []  # the inodes of finished subdirectories
 
 

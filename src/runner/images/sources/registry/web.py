@@ -65,10 +65,8 @@ class Answer:
             return self._response.read(size, decode_content=False)
         except (HTTPError, OSError, http.client.HTTPException) as error:
             raise Transient(web_errors.words(error, self._web.patience.stall_seconds)) from error
-        except (
-            ValueError,
-            AttributeError,
-        ) as error:  # errors of a socket that close() has just shut
+        except (ValueError, AttributeError) as error:
+            # errors of a socket that close() has just shut
             if self._web.stopped.is_set():
                 raise Transient("stopped") from error
             raise
@@ -174,12 +172,11 @@ class Web:
         self.stopped.set()
         for held in list(self._sockets):
             with suppress(Exception):
-                # not SSLSocket.shutdown, which takes the TLS state from under the reader
-                (
-                    socket.socket.shutdown
-                    if isinstance(held, socket.socket)
-                    else type(held).shutdown
-                )(held, 2)
+                if isinstance(held, socket.socket):
+                    # not SSLSocket.shutdown, which takes the TLS state from under the reader
+                    socket.socket.shutdown(held, socket.SHUT_RDWR)
+                else:
+                    held.shutdown(socket.SHUT_RDWR)
         for manager in list(self._managers.values()):
             manager.clear()
 

@@ -55,7 +55,10 @@ def unreachable(error: BaseException, host: str, proxy: str, *, first: bool) -> 
     from urllib3 import exceptions
 
     cause = error.original_error if isinstance(error, exceptions.ProxyError) else error
-    if isinstance(cause, exceptions.SSLError) and (final := _tls_error(str(cause), host, first)):
+    final = None
+    if isinstance(cause, exceptions.SSLError):
+        final = _tls_error(str(cause), host, first)
+    if final:
         return final
     if not first:
         return None
