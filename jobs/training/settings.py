@@ -21,7 +21,7 @@ DEFAULT = "library default"
 
 @dataclass
 class Settings:
-    """Values and sources by name. Sources: command line, config FILE, variable, demo default, script, library default.
+    """Values and sources by name. Sources: command line, config FILE, variable, script, library default.
 
     script, words   the script that was started, and its command line
     """
@@ -40,6 +40,11 @@ class Settings:
     def given(self, name: str) -> bool:
         """True if the user has set it, on the command line or in a file."""
         return self.sources.get(name, DEFAULT).startswith(("command line", "config", "variable", "DeepSpeed file"))
+
+    def overrides(self, name: str, other: str) -> bool:
+        """True if the command line or a variable sets `name`, and only a config sets `other`, which excludes it."""
+        strong = self.sources.get(name, DEFAULT).startswith(("command line", "variable"))
+        return strong and self.sources.get(other, DEFAULT).startswith("config")
 
     def derive(self, name: str, value: Any, source: str) -> None:
         """Set a value that follows from others."""
