@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from training import clm_arguments, clm_models, demo, files, models, resume
+from training import arguments, clm_arguments, clm_models, files, models, resume
 from training.job import Job, end_process, start
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def main(argv: Sequence[str], job: Job) -> int:
     from training.perplexity import BlockTrainer
 
     # Arguments. Making the TrainingArguments starts the process group.
-    model_args, data_args = clm_arguments.read(demo.arguments(argv, job), job)
+    model_args, data_args = clm_arguments.read(arguments.or_demo(argv, job), job)
     training_args = job.training_arguments(TrainingArguments)
     checkpoint = job.find_checkpoint(training_args)
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from training import arguments, dataset, demo, models, resume, rows
+from training import arguments, dataset, models, resume, rows
 from training.arguments import JobArguments
 from training.errors import JobError
 from training.job import Job, end_process, start
@@ -32,7 +32,7 @@ def main(argv: Sequence[str], job: Job) -> int:
     from training.sft_trainer import SFTTrainer
 
     # Arguments. Making the SFTConfig starts the process group.
-    script_args, model_args, sft_args = read_arguments(demo.arguments(argv, job), job)
+    script_args, model_args, sft_args = read_arguments(arguments.or_demo(argv, job), job)
     training_args = job.training_arguments(SFTConfig)
     training_args.model_init_kwargs = models.loading_options(model_args, training_args)
     checkpoint = job.find_checkpoint(training_args)

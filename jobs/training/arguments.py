@@ -19,6 +19,10 @@ from training.settings import Settings
 if TYPE_CHECKING:
     from training.job import Job
 
+# Arguments that choose a model or data, or a config that may do so: with one of them, it is not the demo.
+CHOICES = frozenset(
+    ("model_name_or_path", "model_type", "config_name", "dataset_name", "train_file", "validation_file", "config")
+)
 MANY_CORES = 4  # with this many cores per process, some are free to load data
 
 
@@ -58,12 +62,23 @@ class JobArguments:
     )
 
 
+def or_demo(argv: Sequence[str], job: Job) -> list[str]:
+    """Return the arguments; if they choose neither a model nor data, with the demo's `--config` in front of them."""
+    names = {word.split("=")[0].lstrip("-").replace("-", "_") for word in argv if word.startswith("-")}
+    if names & CHOICES or names & {"h", "help"}:
+        return list(argv)
+    from training import demo
+
+    return ["--config", str(demo.config(job)), *argv]
+
+
 def read(types: Sequence[type], argv: Sequence[str], job: Job) -> Settings:
     """Return the settings of a command line whose arguments are the fields of `types`. They are also the job's.
 
     Raises JobError for a word or a value that is not valid.
     """
     job.settings = settings_module.read(job.script, types, argv)
+    job.options = job.settings.build(JobArguments)
     return job.settings
 
 

@@ -16,7 +16,7 @@ import re
 import sys
 import sysconfig
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 
     from training.job import Job
 
-# Arguments that choose a model or data, or a config that may do so: with one of them, it is not the demo.
-CHOICES = frozenset(
-    ("model_name_or_path", "model_type", "config_name", "dataset_name", "train_file", "validation_file", "config")
-)
 MODEL, CONVERSATIONS, TEXTS = "tiny-llama", "python-docs.jsonl", "python-docs-text.jsonl"
 VOCABULARY = 8192
 SEED = 42
@@ -70,17 +66,14 @@ CHAT_TEMPLATE = (
 )
 
 
-def arguments(argv: Sequence[str], job: Job) -> list[str]:
-    """Return the arguments; if they choose neither a model nor data, with the demo's `--config` in front of them."""
-    names = {word.split("=")[0].lstrip("-").replace("-", "_") for word in argv if word.startswith("-")}
-    if names & CHOICES or names & {"h", "help"}:
-        return list(argv)
+def config(job: Job) -> Path:
+    """Return the config of the demo for the job's script, once its folder is there."""
     folder = job.run.cache / f"demo-{_key(VOCABULARY)}"
     if job.processes.local_rank == 0:
         write(folder)
     while not folder.is_dir():  # there is no process group yet, whose barrier would do
         time.sleep(0.2)
-    return ["--config", str(folder / f"{job.script}.yaml"), *argv]
+    return folder / f"{job.script}.yaml"
 
 
 def write(folder: Path, vocabulary: int = VOCABULARY) -> None:

@@ -26,6 +26,7 @@ from training.settings import Settings
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
+    from training.arguments import JobArguments
     from training.batch import Batch
     from training.checkpoints import CompleteCheckpoints
     from training.heartbeat import Heartbeat
@@ -40,7 +41,8 @@ class Job:
     script           its name, without .py
     run, processes   the folder of the run, and this process among its peers
     heartbeat        signs of life, from the start on
-    settings, batch  the arguments with their sources, and the batch of a step, once arguments.py has read them
+    settings, options, batch  all arguments with their sources, those of runner, and the batch of a step, once
+                     arguments.py has read them
     metrics, stop, saver   the other callbacks, once `callbacks` has made them
     """
 
@@ -50,6 +52,7 @@ class Job:
     heartbeat: Heartbeat
     started: float = field(default_factory=time.monotonic)
     settings: Settings = field(init=False)
+    options: JobArguments = field(init=False)
     batch: Batch = field(init=False)
     metrics: Metrics = field(init=False)
     stop: SaveAndExit = field(init=False)
@@ -60,7 +63,7 @@ class Job:
         if self.processes.first:
             self.settings.write(self.run.path / "settings.json")
         try:
-            config = self.settings.build(config_type)
+            config: Any = self.settings.build(config_type)
         except ValueError as error:
             why = " ".join(str(error).split())
             raise JobError(
@@ -88,11 +91,11 @@ class Job:
         """Return the checkpoint to resume from, ready for this number of processes, or None. A collective."""
         wanted, config.resume_from_checkpoint = config.resume_from_checkpoint, None
         folder, automatic = Path(config.output_dir), not self.run.by_hand
-        checkpoint = resume.find(folder, wanted, automatic, self.processes, self.settings["verify_checkpoint"])
+        checkpoint = resume.find(folder, wanted, automatic, self.processes, self.options.verify_checkpoint)
         if checkpoint is not None:
             from training import universal
 
-            resume.check_old_torch(self.settings["allow_old_torch_load"])
+            resume.check_old_torch(self.options.allow_old_torch_load)
             universal.prepare(checkpoint, config, self.processes, self.heartbeat.beat)
         return checkpoint
 
@@ -125,10 +128,13 @@ class Job:
         if trainer.args.ddp_find_unused_parameters is None and not models.has_experts(trainer.model.config):
             # searching for them costs a traversal of the graph at every step
             trainer.args.ddp_find_unused_parameters = False
-        resume.refuse_other_model(checkpoint, trainer.model)
+        if checkpoint is not None:
+            from training import same_model
+
+            same_model.check(checkpoint.path, trainer.model)
         self.saver.attach(trainer)
         if not run_module.probing():
-            self.metrics.attach(trainer, self.settings["peak_flops"], self.saver.take_seconds)
+            self.metrics.attach(trainer, self.options.peak_flops, self.saver.take_seconds)
         if self.processes.first:
             print(*summary(trainer, self), sep="\n")
             print(f"ready after {time.monotonic() - self.started:.1f} s", flush=True)

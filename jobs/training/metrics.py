@@ -212,14 +212,7 @@ class Metrics(TrainerCallback):
         if gpu:
             header["device_memory_bytes"] = torch.cuda.get_device_properties(0).total_memory
         if self.peak and self.cost:
-            from training import flops
-
-            header["mfu"] = {
-                "formula": flops.FORMULA, "peak_flops": self.peak.flops, "peak_source": self.peak.source,
-                "trained_weights": self.cost.trained, "frozen_weights": self.cost.frozen,
-                "layers_times_width": self.cost.attention, "windowed_layers_times_width": self.cost.windowed,
-                "window": self.cost.window,
-            }  # fmt: skip
+            header["mfu"] = self.cost.header(self.peak)
         return header
 
     def _timed(self, evaluate: Callable[..., Any]) -> Callable[..., Any]:
@@ -240,19 +233,13 @@ class Metrics(TrainerCallback):
             batches, count = get_batch_samples(timed(epoch_iterator, stretch), *args, **kwargs)
             for batch in batches:
                 stretch.tokens += count_tokens(batch)
-                self._count_lengths(batch, stretch)
+                if self.cost is not None:
+                    squared, windowed = self.cost.lengths(batch)
+                    stretch.squared_lengths += squared
+                    stretch.windowed_lengths += windowed
             return batches, count
 
         return measured
-
-    def _count_lengths(self, batch: Any, stretch: Stretch) -> None:
-        if self.cost is None:
-            return
-        from training import flops
-
-        stretch.squared_lengths += flops.squared_lengths(batch)
-        if self.cost.windowed:
-            stretch.windowed_lengths += flops.squared_lengths(batch, self.cost.window)
 
 
 def timed(iterator: Iterator[Any], stretch: Stretch) -> Iterator[Any]:

@@ -9,11 +9,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from training import files
 from training.errors import JobError, near_miss
 
+Dataclass = TypeVar("Dataclass")
 SECRETS = ("token", "key", "password", "secret")
 NO_SECRETS = ("eos_token", "pad_token", "tokens_per", "average_tokens", "input_tokens", "token_type", "tokenizer")
 DEFAULT = "library default"
@@ -57,9 +58,10 @@ class Settings:
             if name in self.values and not self.given(name):
                 self.derive(name, value, source)
 
-    def build(self, dataclass_type: type) -> Any:
+    def build(self, dataclass_type: type[Dataclass]) -> Dataclass:
         """Return the dataclass, made of its fields among the values."""
-        names = {field.name for field in dataclasses.fields(dataclass_type) if field.init}
+        kind: Any = dataclass_type  # mypy has no bound for "any dataclass"
+        names = {field.name for field in dataclasses.fields(kind) if field.init}
         return dataclass_type(**{name: self.values[name] for name in names if name in self.values})
 
     def write(self, path: Path) -> None:

@@ -13,7 +13,7 @@ from types import SimpleNamespace  # noqa: E402
 
 import sft  # noqa: E402
 from tests.jobs.conftest import SMALL, Launcher  # noqa: E402
-from training import demo, processes  # noqa: E402
+from training import arguments, processes  # noqa: E402
 from training import run as run_folder  # noqa: E402
 from training.errors import JobError  # noqa: E402
 
@@ -24,7 +24,7 @@ def read(folder: Path, *words: str) -> SimpleNamespace:
     """Return the job once its arguments are read."""
     run = run_folder.from_environment({"RUNNER_RUN": str(folder), "RUNNER_CACHE": str(folder / "cache")}, "sft")
     job = SimpleNamespace(script="sft", run=run, processes=TWO)
-    sft.read_arguments(demo.arguments(words, job), job)
+    sft.read_arguments(arguments.or_demo(words, job), job)
     return job
 
 

@@ -11,8 +11,9 @@ pytestmark = pytest.mark.training
 
 from tests.jobs.conftest import JOBS  # noqa: E402
 from training import clm_arguments as arguments  # noqa: E402
-from training import clm_models, demo, processes, text  # noqa: E402
+from training import clm_models, processes, text  # noqa: E402
 from training import run as run_folder  # noqa: E402
+from training.arguments import or_demo  # noqa: E402
 from training.errors import JobError  # noqa: E402
 from training.settings import Settings, from_variables  # noqa: E402
 from training.settings import read as read_settings  # noqa: E402
@@ -26,7 +27,7 @@ def read(folder: Path, *words: str, attempt: int = 1) -> Settings:
         {"RUNNER_RUN": str(folder), "RUNNER_ATTEMPT": str(folder / "attempts" / str(attempt))}, "clm"
     )
     job = SimpleNamespace(script="clm", run=run, processes=TWO)
-    arguments.read(demo.arguments(words, job), job)
+    arguments.read(or_demo(words, job), job)
     return job.settings
 
 
