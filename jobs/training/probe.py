@@ -15,6 +15,7 @@ from typing import Any
 
 from training import errors, files
 from training.errors import JobError
+from training.processes import die_with_parent
 from training.run import PROBE
 from training.settings import Settings
 
@@ -27,11 +28,7 @@ SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "ba
 
 def settle(settings: Settings) -> None:
     """Set the first size, and turn off everything that a run keeps."""
-    import ctypes
-    import signal
-
-    die_with_parent = 1  # PR_SET_PDEATHSIG of prctl(2): this process would keep the GPU's memory otherwise
-    ctypes.CDLL(None).prctl(die_with_parent, int(signal.SIGKILL))
+    die_with_parent()  # this process would keep the GPU's memory otherwise
     order = json.loads(os.environ[PROBE])
     quiet = {
         "micro_batch": None, "per_device_train_batch_size": order["sizes"][0], "global_batch_size": None,
@@ -45,8 +42,8 @@ def settle(settings: Settings) -> None:
             settings.derive(name, value, "probe")
 
 
-def probe(trainer: Any, length: int) -> int:
-    """Train a few steps with each size, write what fits, and return 0. Leaves with OUT_OF_MEMORY if one does not."""
+def probe(trainer: Any, length: int) -> None:
+    """Train a few steps with each size, and write what fits. Leaves with OUT_OF_MEMORY if one does not."""
     import torch
     from transformers import TrainerCallback
 
@@ -74,7 +71,6 @@ def probe(trainer: Any, length: int) -> int:
             raise
         out_of_memory(search, error)
     _write(search.size)
-    return 0
 
 
 def out_of_memory(search: Search, error: BaseException) -> None:
