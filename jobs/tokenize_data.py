@@ -51,7 +51,6 @@ def parser() -> argparse.ArgumentParser:
 def tokenize(arguments: argparse.Namespace, run: RunFolder) -> Path:
     """Return the path of text.bin without its extension."""
     from training import models, text
-    from training.settings import Settings
     from training.token_cache import cache
 
     paths = text.named(arguments.train_file)
@@ -61,8 +60,8 @@ def tokenize(arguments: argparse.Namespace, run: RunFolder) -> Path:
             "the path must exist inside the container",
             "check the path, and mount the files' folder",
         )
-    tokenizer = models.load_tokenizer(Settings(vars(arguments), {}))
-    column = text.column_of(text.first_row(paths[0]), arguments.train_file, vars(arguments))
+    tokenizer = models.load_tokenizer(arguments.tokenizer_name)
+    column = text.column_of(text.first_row(paths[0]), arguments.train_file, arguments.text_column)
     tokens = cache.open_tokens(
         cache.Corpus(paths, column, not arguments.no_keep_linebreaks),
         tokenizer,

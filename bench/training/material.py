@@ -6,7 +6,7 @@ import hashlib
 import json
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,9 @@ def write_model(work: Path, config: Mapping[str, Any], half: bool) -> tuple[Path
     facts = folder / "facts.json"
     if not facts.is_file():
         import torch
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, set_seed
+        from transformers import AutoConfig, AutoModelForCausalLM, set_seed
 
-        docs = _docs(work)
-        from training import demo
-
-        words = min(config["vocab_size"], 50257)
-        tokenizer = AutoTokenizer.from_pretrained(str(demo.build_tokenizer(work, demo.texts(docs), docs.name, words)))
+        tokenizer = _demo().train_tokenizer(_texts(), min(config["vocab_size"], 50257))
         shape = {key: value for key, value in config.items() if key != "model_type"}
         ends = {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": tokenizer.eos_token_id}
         made = AutoConfig.for_model(config["model_type"], **shape, **ends)
@@ -45,13 +41,10 @@ def write_text(work: Path, tokens: int, rows: bool, longest: int) -> Path:
 
     One document is cut into the same blocks by every script.
     """
-    docs = _docs(work)
-    from training import demo
-
     folder = work / f"text-{tokens}-{longest if rows else 'whole'}"
     if not (folder / "train.jsonl").is_file():
         folder.mkdir(exist_ok=True)
-        text = "\n\n".join(demo.texts(docs))
+        text = "\n\n".join(_texts())
         while len(text) < tokens * CHARACTERS_PER_TOKEN:
             text += "\n\n" + text
         pieces, chance, at = [text], random.Random(7), 0
@@ -66,8 +59,14 @@ def write_text(work: Path, tokens: int, rows: bool, longest: int) -> Path:
     return folder
 
 
-def _docs(work: Path) -> Path:
+def _texts() -> Iterator[str]:
+    """Yield the text of the demo."""
+    demo = _demo()
+    return demo.texts(demo.read_pairs())
+
+
+def _demo() -> Any:
     sys.path.insert(0, str(ROOT / "jobs"))
     from training import demo
 
-    return demo.build(work)
+    return demo

@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from training import deepspeed, micro_batch
+from training import deepspeed
+from training import settings as settings_module
 from training.batch import Batch, plan
 from training.errors import JobError
 from training.records import headers
+from training.run import probing
 from training.settings import Settings
 
 if TYPE_CHECKING:
     from training.job import Job
 
-TINY_MODEL = "tiny-llama"  # made from a configuration
-PYTHON_DOCS = "python-docs"  # made from the documentation of the running Python
-# What the demos of both scripts share: minutes on a laptop.
-DEMO: Mapping[str, Any] = {
-    "per_device_train_batch_size": 2,
-    "max_steps": 100,
-    "learning_rate": 2e-3,
-    "lr_scheduler_type": "cosine",
-    "warmup_steps": 10,
-    "logging_steps": 1,
-    "deepspeed": "zero2",
-}
+# Arguments that choose a model or data, or a config that may do so: with one of them, it is not the demo.
+CHOICES = frozenset(
+    ("model_name_or_path", "model_type", "config_name", "dataset_name", "train_file", "validation_file", "config")
+)
 MANY_CORES = 4  # with this many cores per process, some are free to load data
 
 
@@ -46,9 +40,6 @@ class JobArguments:
             "help": "Sequences per process and forward pass: a number, or `auto` for the largest number that fits "
             "into memory, which a search finds before the training starts."
         },
-    )
-    vocabulary_size: int = field(
-        default=8192, metadata={"help": f"Vocabulary size of the tokenizer that the script trains for {TINY_MODEL}."}
     )
     variables: list[str] = field(
         default_factory=list,
@@ -69,6 +60,26 @@ class JobArguments:
             "only if you trust everybody who can write to the run folder."
         },
     )
+
+
+def or_demo(argv: Sequence[str], job: Job) -> list[str]:
+    """Return the arguments; if they choose neither a model nor data, with the demo's `--config` in front of them."""
+    names = {word.split("=")[0].lstrip("-").replace("-", "_") for word in argv if word.startswith("-")}
+    if names & CHOICES or names & {"h", "help"}:
+        return list(argv)
+    from training import demo
+
+    return ["--config", str(demo.config(job)), *argv]
+
+
+def read(types: Sequence[type], argv: Sequence[str], job: Job) -> Settings:
+    """Return the settings of a command line whose arguments are the fields of `types`. They are also the job's.
+
+    Raises JobError for a word or a value that is not valid.
+    """
+    job.settings = settings_module.read(job.script, types, argv)
+    job.options = job.settings.build(JobArguments)
+    return job.settings
 
 
 def fit_machine(settings: Settings, job: Job) -> None:
@@ -117,15 +128,30 @@ def choose_attention(settings: Settings) -> None:
         )
 
 
+def plan_step(settings: Settings, job: Job, length: int | None) -> None:
+    """Set what makes a step: the batch of the job, and DeepSpeed's configuration, which has to agree with it.
+
+    length   tokens of a sequence at most; None: unknown
+    """
+    job.batch = plan_batch(settings, job, length)
+    for line in deepspeed.settle(settings, job.batch, job.run):
+        if job.processes.first:
+            print(f"note: {line}", flush=True)
+
+
 def plan_batch(settings: Settings, job: Job, length: int | None) -> Batch:
     """Return the batch of a step. With a global batch size, gradient accumulation follows from it."""
-    if settings["global_batch_size"] is not None and settings.given("gradient_accumulation_steps"):
+    both = settings["global_batch_size"] is not None and settings.given("gradient_accumulation_steps")
+    if both and not settings.overrides("global_batch_size", "gradient_accumulation_steps"):
         raise JobError(
             "--global_batch_size and --gradient_accumulation_steps are both given",
             "gradient accumulation is computed from the global batch size",
             "remove one of them",
         )
-    micro_batch.settle(settings, job.run, job.processes, length)
+    if settings["micro_batch"] is not None or probing():
+        from training import micro_batch
+
+        micro_batch.settle(settings, job.run, job.processes, length)
     wanted = settings["global_batch_size"]
     micro, accumulation = settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]
     world_size = job.processes.world_size
@@ -144,13 +170,6 @@ def plan_batch(settings: Settings, job: Job, length: int | None) -> Batch:
     if wanted is not None:
         settings.derive("gradient_accumulation_steps", batch.accumulation, "from global_batch_size")
     return batch
-
-
-def plan_deepspeed(settings: Settings, batch: Batch, job: Job) -> None:
-    """Replace the name of a preset by the path of the checked configuration; `none` turns DeepSpeed off."""
-    for line in deepspeed.settle(settings, batch, job.run):
-        if job.processes.first:
-            print(f"note: {line}", flush=True)
 
 
 def _prepare_trackers(settings: Settings, job: Job) -> None:

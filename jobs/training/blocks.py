@@ -12,45 +12,51 @@ from torch.utils.data import IterableDataset, Subset, get_worker_info
 from training import text
 from training.errors import JobError
 from training.processes import once
-from training.settings import Settings
 from training.text import Text
 from training.token_cache import cache
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase, TrainingArguments
 
+    from training.clm_arguments import DataArguments, ModelArguments
     from training.job import Job
 
 DOCUMENTS_AT_ONCE = 100
 
 
-def prepare(settings: Settings, tokenizer: PreTrainedTokenizerBase, job: Job) -> tuple[Any, Any]:
+def prepare(
+    data: DataArguments,
+    model: ModelArguments,
+    training: TrainingArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    job: Job,
+) -> tuple[Any, Any]:
     """Return the blocks to train on and those to evaluate on; None for what is not asked for."""
-    train, held_out = text.find(settings, job)
-    most = (settings["max_train_samples"], settings["max_eval_samples"])
-    if settings["streaming"]:
+    train, held_out = text.find(data, model, training, job.processes)
+    most = (data.max_train_samples, data.max_eval_samples)
+    if data.streaming:
         streams = [
-            Stream(found, tokenizer, settings["block_size"], settings["append_eos"], limit) if found else None
+            Stream(found, tokenizer, data.block_size or 0, data.append_eos, limit) if found else None
             for found, limit in zip((train, held_out), most, strict=True)
         ]
-        return (streams[0] if settings["do_train"] else None), (streams[1] if settings["do_eval"] else None)
-    tokens = _tokens(settings, train, tokenizer, job) if train and (settings["do_train"] or held_out is None) else None
+        return (streams[0] if training.do_train else None), (streams[1] if training.do_eval else None)
+    tokens = _tokens(data, train, tokenizer, job) if train and (training.do_train or held_out is None) else None
     if train and train.files and tokens is not None:  # of rows, the share was taken before
-        tokens = tokens.split(settings["data_percentage"])[0]
-    held = _tokens(settings, held_out, tokenizer, job) if held_out and settings["do_eval"] else None
-    if held is None and settings["do_eval"] and tokens is not None:
-        held, tokens = tokens.split(settings["validation_split_percentage"])
+        tokens = tokens.split(data.data_percentage)[0]
+    held = _tokens(data, held_out, tokenizer, job) if held_out and training.do_eval else None
+    if held is None and training.do_eval and tokens is not None:
+        held, tokens = tokens.split(data.validation_split_percentage)
     return (
-        _cut(settings, tokens, "train", most[0], job) if settings["do_train"] else None,
-        _cut(settings, held, "validation", most[1], job) if settings["do_eval"] else None,
+        _cut(data, tokens, "train", most[0], job) if training.do_train else None,
+        _cut(data, held, "validation", most[1], job) if training.do_eval else None,
     )
 
 
-def _tokens(settings: Settings, found: Text, tokenizer: PreTrainedTokenizerBase, job: Job) -> Any:
+def _tokens(data: DataArguments, found: Text, tokenizer: PreTrainedTokenizerBase, job: Job) -> Any:
     """Return the tokens of a text, made once by rank 0."""
     folder = job.run.cache
     if found.files:
-        corpus = cache.Corpus(found.files, found.column, settings["keep_linebreaks"])
+        corpus = cache.Corpus(found.files, found.column, data.keep_linebreaks)
     else:
         corpus = once(job.processes, lambda: cache.of_rows(found.rows, found.column, folder))
     return cache.open_tokens(
@@ -58,16 +64,16 @@ def _tokens(settings: Settings, found: Text, tokenizer: PreTrainedTokenizerBase,
         tokenizer,
         folder,
         job.processes,
-        end_of_document=settings["append_eos"],
-        workers=settings["preprocessing_num_workers"],
-        rebuild=settings["overwrite_cache"],
+        end_of_document=data.append_eos,
+        workers=data.preprocessing_num_workers,
+        rebuild=data.overwrite_cache,
         beat=job.heartbeat.beat,
     )
 
 
-def _cut(settings: Settings, tokens: Any, split: str, most: int | None, job: Job) -> Any:
+def _cut(data: DataArguments, tokens: Any, split: str, most: int | None, job: Job) -> Any:
     """Return the blocks of a split, at most as many as asked for; print how many. Raises JobError if there is none."""
-    length = settings["block_size"]
+    length = data.block_size or 0
     made = tokens.blocks(length)
     if len(made) == 0:
         raise JobError(

@@ -15,7 +15,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from training import files, marker, records, resume, universal
+from training import deepspeed, files, marker, records, resume
 from training.errors import JobError
 from training.processes import Processes, any_rank, barrier, gather, once
 from training.run import RunFolder
@@ -60,7 +60,7 @@ class CompleteCheckpoints(TrainerCallback):
         args = trainer.args
         self.keep, args.save_total_limit = args.save_total_limit, None
         sequences = args.per_device_train_batch_size * args.gradient_accumulation_steps * self.processes.world_size
-        stage = universal.stage_of(args)
+        stage = deepspeed.stage_of(args)
         self.facts = {"world_size": self.processes.world_size, "zero_stage": stage, "sequences": sequences}
         self.trainer, write = trainer, trainer._save_checkpoint
         trainer._save_checkpoint = lambda *arguments, **named: self._save(trainer, write, *arguments, **named)
@@ -117,7 +117,11 @@ class CompleteCheckpoints(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        universal.loaded(self.trainer)
+        engine = getattr(self.trainer, "deepspeed", None)
+        if (
+            engine is not None
+        ):  # what training/universal.py has set: the best checkpoint, loaded at the end, is ordinary
+            engine._config.load_universal_checkpoint = False
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if control.should_save:

@@ -11,10 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training import arguments, deepspeed, models
-from training import settings as settings_module
-from training.arguments import PYTHON_DOCS, TINY_MODEL, JobArguments
-from training.batch import Batch
+from training import arguments, clm_models, deepspeed, models
+from training.arguments import JobArguments
 from training.errors import JobError
 from training.settings import Settings
 from training.text import named
@@ -23,8 +21,6 @@ from training.token_cache import documents
 if TYPE_CHECKING:
     from training.job import Job
 
-DATA = ("dataset_name", "train_file", "validation_file")
-DEMO = {**arguments.DEMO, "append_eos": True, "block_size": 128}
 LONGEST_BY_DEFAULT = 1024
 
 
@@ -35,13 +31,13 @@ def described(text: str, default: Any = None, **more: Any) -> Any:
 
 @dataclass
 class ModelArguments:
-    model_name_or_path: str | None = described(f"Weights to continue from: a name, a folder, or {TINY_MODEL}.")
+    model_name_or_path: str | None = described("Weights to continue from: a name or a folder.")
     model_type: str | None = described("For training from scratch: the type of model, for example gpt2 or llama.")
     config_overrides: str | None = described(
         "For training from scratch: values that replace defaults of the model type: n_embd=1024,n_head=16 ..."
     )
     config_name: str | None = described("For training from scratch: the name or folder of a configuration.")
-    tokenizer_name: str | None = described(f"A name or folder; {TINY_MODEL}: a small tokenizer that the script trains.")
+    tokenizer_name: str | None = described("A name or folder; default: the model's own.")
     cache_dir: str | None = described("Where downloads are kept; default: HF_HOME.")
     use_fast_tokenizer: bool = described("Use the tokenizer written in Rust.", True)
     model_revision: str = described("Branch, tag or commit of the model.", "main")
@@ -56,7 +52,7 @@ class ModelArguments:
 
 @dataclass
 class DataArguments:
-    dataset_name: str | None = described(f"A dataset on the hub, a folder written by save_to_disk, or {PYTHON_DOCS}.")
+    dataset_name: str | None = described("A dataset on the hub, or a folder written by save_to_disk.")
     dataset_config_name: str | None = described("The configuration of the dataset.", aliases=["--dataset_config"])
     train_file: str | None = described("Text, JSONL, Parquet or CSV; `*` matches several files.")
     validation_file: str | None = described("Text, JSONL, Parquet or CSV for --do_eval.")
@@ -104,21 +100,18 @@ def types() -> tuple[type, ...]:
     return ours if there else (*ours, OverwriteArgument)
 
 
-def read(argv: Sequence[str], job: Job) -> tuple[Settings, Batch]:
-    """Return settings and batch. Raises JobError for what can be known before a process group exists."""
-    settings = settings_module.read("clm", types(), argv)
+def read(argv: Sequence[str], job: Job) -> tuple[ModelArguments, DataArguments]:
+    """Return all arguments but transformers'. Raises JobError for what can be known before a process group exists."""
+    settings = arguments.read(types(), argv, job)
     _rename(settings)
     arguments.fit_machine(settings, job)
     settings.default({"logging_steps": 10, "remove_unused_columns": False}, "script")
-    if not any(settings.get(name) for name in ("model_name_or_path", "model_type", "config_name", *DATA)):
-        settings.default({"model_name_or_path": TINY_MODEL, "dataset_name": PYTHON_DOCS, **DEMO}, "demo default")
     _choose_work(settings, job)
     _refuse_contradictions(settings)
     _choose_block_size(settings)
-    batch = arguments.plan_batch(settings, job, settings["block_size"])
-    arguments.plan_deepspeed(settings, batch, job)
+    arguments.plan_step(settings, job, settings["block_size"])
     _choose_precision(settings)
-    return settings, batch
+    return settings.build(ModelArguments), settings.build(DataArguments)
 
 
 def _rename(settings: Settings) -> None:
@@ -157,10 +150,7 @@ def _choose_work(settings: Settings, job: Job) -> None:
 
 
 def _choose_block_size(settings: Settings) -> None:
-    if settings["model_name_or_path"] == TINY_MODEL:
-        settings.default({"block_size": settings["block_size"] or 128}, "script")
-        return
-    shape = models.configuration(settings)
+    shape = clm_models.configuration(settings.build(ModelArguments))
     positions = models.positions_of(shape)
     if settings["block_size"] is None:
         longest = min(positions or LONGEST_BY_DEFAULT, LONGEST_BY_DEFAULT)
@@ -169,7 +159,7 @@ def _choose_block_size(settings: Settings) -> None:
             longest,
             f"script: {f'the model has {positions} positions' if positions else 'the model has no maximum length'}",
         )
-    models.check_length("--block_size", settings["block_size"], shape, models.name_of(settings))
+    models.check_length("--block_size", settings["block_size"], shape, models.name_of(shape))
 
 
 def _choose_precision(settings: Settings) -> None:
@@ -192,30 +182,30 @@ def _choose_precision(settings: Settings) -> None:
 
 def _refuse_contradictions(settings: Settings) -> None:
     """Raise JobError for the first arguments that contradict each other."""
-    name, scratch = settings["model_name_or_path"], settings["config_name"] or settings["model_type"]
-    data, files = settings["dataset_name"], [settings[key] for key in DATA[1:] if settings[key]]
-    stream = settings["streaming"]
+    model, data = settings.build(ModelArguments), settings.build(DataArguments)
+    name, scratch = model.model_name_or_path, model.config_name or model.model_type
+    files = [file for file in (data.train_file, data.validation_file) if file]
     for found, what, why, fix in (
-        (not name and not scratch, "no model is given", "there is text, but no model to train",
+        (not name and not scratch, "no model is given", "the script has no model to train",
          "--model_name_or_path NAME|FOLDER, or from scratch: --model_type gpt2 or --config_name NAME"),
-        (name and settings["config_overrides"], "--config_overrides and --model_name_or_path are both given",
+        (name and model.config_overrides, "--config_overrides and --model_name_or_path are both given",
          "the shape of existing weights cannot change",
          "remove one of the two, or train from scratch: --model_type or --config_name"),
-        (name and settings["model_type"], "--model_type and --model_name_or_path are both given",
+        (name and model.model_type, "--model_type and --model_name_or_path are both given",
          "--model_type trains from scratch, --model_name_or_path continues from weights", "remove one of the two"),
-        (settings["config_name"] and settings["model_type"], "--model_type and --config_name are both given",
+        (model.config_name and model.model_type, "--model_type and --config_name are both given",
          "both set the type of model", "remove one of the two"),
-        (not name and not settings["tokenizer_name"], "no tokenizer is given", "a model from scratch has no tokenizer",
-         f"--tokenizer_name NAME|FOLDER; a small one: --tokenizer_name {TINY_MODEL}"),
-        (not data and not files, "no data is given", f"only the model {models.name_of(settings)!r} is given",
-         f"--train_file FILE, or --dataset_name NAME|FOLDER|{PYTHON_DOCS}"),
-        (data and files, "--dataset_name and a file are both given", "the text can come from only one of the two",
-         "remove one of the two"),
-        (settings["do_train"] and not data and not settings["train_file"], "there is no text to train on",
+        (not name and not model.tokenizer_name, "no tokenizer is given", "a model from scratch has no tokenizer",
+         "--tokenizer_name NAME|FOLDER"),
+        (not data.dataset_name and not files, "no data is given", f"only the model {name or scratch!r} is given",
+         "--train_file FILE, or --dataset_name NAME|FOLDER"),
+        (data.dataset_name and files, "--dataset_name and a file are both given",
+         "the text can come from only one of the two", "remove one of the two"),
+        (settings["do_train"] and not data.dataset_name and not data.train_file, "there is no text to train on",
          "only --validation_file is given", "--train_file FILE, or --do_eval alone"),
-        (stream and settings["do_train"] and settings["max_steps"] <= 0, "--streaming needs --max_steps",
+        (data.streaming and settings["do_train"] and settings["max_steps"] <= 0, "--streaming needs --max_steps",
          "the script cannot know the length of a stream", "add --max_steps N, or remove --streaming"),
-        (stream and settings["data_percentage"] < 100, "--streaming and --data_percentage are both given",
+        (data.streaming and data.data_percentage < 100, "--streaming and --data_percentage are both given",
          "the script cannot know the length of a stream", "remove --data_percentage, and limit --max_steps"),
     ):  # fmt: skip
         if found:

@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.errors import JobError, near_miss
 from training.models import is_offline
 from training.processes import Processes, once
-from training.settings import Settings
+
+if TYPE_CHECKING:
+    from trl import ScriptArguments
 
 READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv", ".txt": "text"}
 
 
-def load_on_all(settings: Settings, split: str, processes: Processes) -> Any:
+def load_on_all(script_args: ScriptArguments, split: str, processes: Processes) -> Any:
     """Return a split on each rank; rank 0 loads it first, so that the others find its cache."""
-    name, streaming = settings["dataset_name"], bool(settings.get("dataset_streaming"))
-    arguments = (name, settings.get("dataset_config"), split, streaming)
+    streaming = script_args.dataset_streaming
+    arguments = (script_args.dataset_name, script_args.dataset_config, split, streaming)
 
     def fill_cache() -> None:
         load(*arguments)

@@ -11,6 +11,8 @@ from training import files
 from training.errors import JobError, near_miss
 
 if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
     from training.batch import Batch
     from training.run import RunFolder
     from training.settings import Settings
@@ -189,6 +191,12 @@ def value_of(config: Mapping[str, Any], key: str) -> Any:
 
 def stage(config: Mapping[str, Any]) -> int:
     return int(config.get("zero_optimization", {}).get("stage", 0))
+
+
+def stage_of(config: TrainingArguments) -> int | None:
+    """Return the ZeRO stage of the training arguments, None without DeepSpeed."""
+    plugin = getattr(config, "deepspeed_plugin", None) if config.deepspeed else None
+    return stage(plugin.hf_ds_config.config) if plugin else None
 
 
 def unknown_keys(path: Path, config: Mapping[str, Any]) -> list[str]:

@@ -1,11 +1,13 @@
-"""The demo: a tiny Llama, a tokenizer and text, all made on the spot from the documentation that every Python ships.
+"""The demo: a folder with a tiny Llama, its tokenizer, text, and a config that trains the one on the other.
 
-Source of the text: CPython, licence PSF-2.0. It is read from the running interpreter; nothing is downloaded.
+Everything is made on the spot from the documentation that every Python ships; nothing is downloaded. Source of the
+text: CPython, licence PSF-2.0, read from the running interpreter.
 """
 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import hashlib
 import inspect
 import json
@@ -13,22 +15,45 @@ import random
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training import files
-from training.processes import Processes, once
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+    from training.job import Job
+
+MODEL, CONVERSATIONS, TEXTS = "tiny-llama", "python-docs.jsonl", "python-docs-text.jsonl"
+VOCABULARY = 8192
+SEED = 42
+# Minutes on a laptop.
+COMMON: Mapping[str, Any] = {
+    "per_device_train_batch_size": 2,
+    "max_steps": 100,
+    "learning_rate": 2e-3,
+    "lr_scheduler_type": "cosine",
+    "warmup_steps": 10,
+    "logging_steps": 1,
+    "deepspeed": "zero2",
+}
+SFT = {
+    "max_length": 128,
+    "packing": True,
+    "packing_strategy": "wrapped",
+    "activation_checkpointing": False,
+    "gradient_checkpointing": False,
+}
+CLM = {"append_eos": True, "block_size": 128}
 # Third-party code, which has other licences, and modules without documentation of the library.
 SKIPPED = frozenset(
     ("site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "__pycache__")
 )
 MIN_CHARACTERS, MAX_CHARACTERS = 40, 1500
-RECIPE = "pairs-1"  # change it with the rules below: caches made by the old rules are then not used
+RECIPE = "demo-1"  # change it with the rules below: folders made by the old rules are then not used
 END, PAD, USER, ASSISTANT = "<|end|>", "<|pad|>", "<|user|>", "<|assistant|>"
 # `generation` marks the answer, for TRL's assistant_only_loss.
 CHAT_TEMPLATE = (
@@ -41,29 +66,72 @@ CHAT_TEMPLATE = (
 )
 
 
-def build(cache: Path, seed: int = 0) -> Path:
-    """Return the folder with `pairs.jsonl`, one conversation per line; made once per Python and rules."""
-    key = hashlib.sha256(f"{RECIPE} {seed} {sys.version} {sysconfig.get_paths()['stdlib']}".encode()).hexdigest()
-    folder = cache / f"corpus-{key[:12]}"
-    if not folder.is_dir():
-        pairs = [*_topics(), *_docstrings()]
-        random.Random(seed).shuffle(pairs)
-        with files.whole_folder(folder) as partial:
-            lines = (json.dumps({"messages": conversation(*pair)}, ensure_ascii=False) for pair in pairs)
-            (partial / "pairs.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return folder
+def config(job: Job) -> Path:
+    """Return the config of the demo for the job's script, once its folder is there."""
+    folder = job.run.cache / f"demo-{_key(VOCABULARY)}"
+    if job.processes.local_rank == 0:
+        write(folder)
+    while not folder.is_dir():  # there is no process group yet, whose barrier would do
+        time.sleep(0.2)
+    return folder / f"{job.script}.yaml"
+
+
+def write(folder: Path, vocabulary: int = VOCABULARY) -> None:
+    """Make the folder with model, data and configs unless it exists. `vocabulary`: the most tokens of the model."""
+    if folder.is_dir():
+        return
+    pairs = read_pairs()
+    tokenizer = train_tokenizer(texts(pairs), vocabulary)
+    with files.whole_folder(folder) as partial:
+        tiny_llama(tokenizer).save_pretrained(str(partial / MODEL))
+        tokenizer.save_pretrained(str(partial / MODEL))
+        _write_lines(partial / CONVERSATIONS, ({"messages": conversation(*pair)} for pair in pairs))
+        _write_lines(partial / TEXTS, ({"text": text} for text in texts(pairs)))
+        model = {"model_name_or_path": str(folder / MODEL)}
+        _write_config(partial / "sft.yaml", {**model, "dataset_name": str(folder / CONVERSATIONS), **COMMON, **SFT})
+        _write_config(partial / "clm.yaml", {**model, "train_file": str(folder / TEXTS), **COMMON, **CLM})
+
+
+def _key(vocabulary: int) -> str:
+    """Return what the demo depends on, as a hash: one version of a library may not read what another has saved."""
+    import tokenizers
+    import transformers
+
+    versions = f"{sys.version} {tokenizers.__version__} {transformers.__version__}"
+    options = f"{RECIPE} {vocabulary} {versions} {sysconfig.get_paths()['stdlib']} {CHAT_TEMPLATE} {COMMON} {SFT} {CLM}"
+    return hashlib.sha256(options.encode()).hexdigest()[:12]
+
+
+def _write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+
+
+def _write_config(path: Path, values: Mapping[str, Any]) -> None:
+    """Write YAML, of which JSON is a part; transformers before 5.23 does not have activation_checkpointing."""
+    from transformers import TrainingArguments
+
+    known = {field.name for field in dataclasses.fields(TrainingArguments)}
+    left_out = {"activation_checkpointing"} - known
+    lines = [f"{name}: {json.dumps(value)}\n" for name, value in values.items() if name not in left_out]
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+def read_pairs() -> list[tuple[str, str]]:
+    """Return questions and answers, in an order that is always the same."""
+    pairs = [*_topics(), *_docstrings()]
+    random.Random(0).shuffle(pairs)
+    return pairs
 
 
 def conversation(question: str, answer: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def texts(folder: Path) -> Iterator[str]:
-    """Yield the contents of all messages."""
-    with (folder / "pairs.jsonl").open(encoding="utf-8") as lines:
-        for line in lines:
-            for message in json.loads(line)["messages"]:
-                yield message["content"]
+def texts(pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield the questions and the answers."""
+    for question, answer in pairs:
+        yield question
+        yield answer
 
 
 def _sources() -> Iterator[Path]:
@@ -121,23 +189,6 @@ def _tidy(text: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"[*`]+|\"\"", "", text)).strip()
 
 
-def build_tokenizer(cache: Path, texts: Iterable[str], text_key: str, vocabulary: int) -> Path:
-    """Return the folder of a tokenizer trained on the texts; made once per text key, size and library versions.
-
-    Runs in other images share the cache, and one version of transformers may not read what another has saved.
-    """
-    import tokenizers
-    import transformers
-
-    options = f"{text_key} {vocabulary} {tokenizers.__version__} {transformers.__version__} {CHAT_TEMPLATE}"
-    folder = cache / f"tokenizer-{hashlib.sha256(options.encode()).hexdigest()[:12]}"
-    if not folder.is_dir():
-        tokenizer = train_tokenizer(texts, vocabulary)
-        with files.whole_folder(folder) as partial:
-            tokenizer.save_pretrained(str(partial))
-    return folder
-
-
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
     """Return a byte-level BPE tokenizer: it decodes any text to the same bytes."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -165,46 +216,11 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenize
     return tokenizer
 
 
-def python_docs(cache: Path, processes: Processes) -> tuple[Any, Path]:
-    """Return the demo's dataset and the folder of its text; rank 0 makes it, and all ranks map the same file."""
-    import datasets
-
-    def load() -> Any:
-        return datasets.Dataset.from_json(str(folder / "pairs.jsonl"), cache_dir=str(cache / "datasets"))
-
-    folder = once(processes, lambda: build(cache))
-    once(processes, lambda: load() and None)
-    return load(), folder
-
-
-def text_file(cache: Path, processes: Processes) -> Path:
-    """Return a JSONL file with one question or answer per row."""
-    folder = python_docs(cache, processes)[1]
-    path = folder / "texts.jsonl"
-
-    def write() -> None:
-        if not path.is_file():
-            files.write_text(path, "".join(json.dumps({"text": text}) + "\n" for text in texts(folder)))
-
-    once(processes, write)
-    return path
-
-
-def load_tokenizer(cache: Path, vocabulary: int, processes: Processes) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of the tiny model; rank 0 trains it."""
-    from transformers import AutoTokenizer
-
-    folder = python_docs(cache, processes)[1]
-    path = once(processes, lambda: build_tokenizer(cache, texts(folder), folder.name, vocabulary))
-    made: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(path))
-    return made
-
-
-def tiny_llama(tokenizer: PreTrainedTokenizerBase, length: int, seed: int) -> PreTrainedModel:
-    """Return a Llama of about 3 million random weights, the same on every rank."""
+def tiny_llama(tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """Return a Llama of about 3 million random weights, always the same."""
     from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
-    set_seed(seed)
+    set_seed(SEED)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -212,7 +228,7 @@ def tiny_llama(tokenizer: PreTrainedTokenizerBase, length: int, seed: int) -> Pr
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=4,
-        max_position_embeddings=max(length, 512),
+        max_position_embeddings=2048,
         tie_word_embeddings=False,
         bos_token_id=tokenizer.eos_token_id,
         eos_token_id=tokenizer.eos_token_id,

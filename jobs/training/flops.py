@@ -103,6 +103,18 @@ class Cost:
         weights = (6 * self.trained + 4 * self.frozen) * tokens
         return weights + 12 * (self.attention + self.windowed) * squared_lengths
 
+    def lengths(self, batch: Any) -> tuple[Any, Any]:
+        """Return the sum of the squared lengths of a batch's sequences, and of what layers with a window see of it."""
+        return squared_lengths(batch), squared_lengths(batch, self.window) if self.windowed else 0
+
+    def header(self, peak: Peak) -> dict[str, Any]:
+        """Return how MFU is computed, for the header of an attempt in metrics.jsonl."""
+        return {
+            "formula": FORMULA, "peak_flops": peak.flops, "peak_source": peak.source,
+            "trained_weights": self.trained, "frozen_weights": self.frozen,
+            "layers_times_width": self.attention, "windowed_layers_times_width": self.windowed, "window": self.window,
+        }  # fmt: skip
+
 
 def of_model(model: Any) -> Cost:
     """Return the cost of a model of transformers, with or without an adapter, whole or split by ZeRO-3."""

@@ -10,19 +10,23 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from training import deepspeed, errors, files, pictures, probe, processes, records, resume
+from training import deepspeed, errors, files, models, pictures, processes, records, resume
 from training import run as run_module
 from training.errors import JobError
 from training.processes import Processes, barrier, once
+from training.resume import Checkpoint
 from training.run import RunFolder
 from training.settings import Settings
 
 if TYPE_CHECKING:
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    from training.arguments import JobArguments
     from training.batch import Batch
     from training.checkpoints import CompleteCheckpoints
     from training.heartbeat import Heartbeat
@@ -32,10 +36,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Job:
-    """One start of a training script.
+    """One start of a training script, and what the batch script expects of it.
 
+    script           its name, without .py
     run, processes   the folder of the run, and this process among its peers
     heartbeat        signs of life, from the start on
+    settings, options, batch  all arguments with their sources, those of runner, and the batch of a step, once
+                     arguments.py has read them
     metrics, stop, saver   the other callbacks, once `callbacks` has made them
     """
 
@@ -44,9 +51,169 @@ class Job:
     processes: Processes
     heartbeat: Heartbeat
     started: float = field(default_factory=time.monotonic)
+    settings: Settings = field(init=False)
+    options: JobArguments = field(init=False)
+    batch: Batch = field(init=False)
     metrics: Metrics = field(init=False)
     stop: SaveAndExit = field(init=False)
     saver: CompleteCheckpoints = field(init=False)
+
+    def training_arguments(self, config_type: type) -> Any:
+        """Return the training arguments; making them starts the process group. All settings go to settings.json."""
+        if self.processes.first:
+            self.settings.write(self.run.path / "settings.json")
+        try:
+            config: Any = self.settings.build(config_type)
+        except ValueError as error:
+            why = " ".join(str(error).split())
+            raise JobError(
+                f"{config_type.__name__} does not accept the arguments", why, "change the argument named above"
+            ) from error
+        if config.deepspeed:
+            from deepspeed.comm import init_distributed
+
+            deepspeed.skip_unbuilt_shm_comm()
+            # On a CPU accelerate has started torch's group only; ZeRO-3 asks DeepSpeed's for the world size.
+            init_distributed(auto_mpi_discovery=False, verbose=False)
+        if config.push_to_hub:  # transformers would ask the hub now, and push at each checkpoint; `finish` pushes once
+            if not config.hub_model_id:
+                raise JobError(
+                    "--push_to_hub needs --hub_model_id",
+                    "the repository on the hub needs a name",
+                    "--hub_model_id ORGANISATION/NAME",
+                )
+            config.push_to_hub = False
+            if config.hub_token:
+                os.environ["HF_TOKEN"] = config.hub_token
+        return config
+
+    def find_checkpoint(self, config: TrainingArguments) -> Checkpoint | None:
+        """Return the checkpoint to resume from, ready for this number of processes, or None. A collective."""
+        wanted, config.resume_from_checkpoint = config.resume_from_checkpoint, None
+        folder, automatic = Path(config.output_dir), not self.run.by_hand
+        checkpoint = resume.find(folder, wanted, automatic, self.processes, self.options.verify_checkpoint)
+        if checkpoint is not None:
+            from training import universal
+
+            resume.check_old_torch(self.options.allow_old_torch_load)
+            universal.prepare(checkpoint, config, self.processes, self.heartbeat.beat)
+        return checkpoint
+
+    def callbacks(self) -> list[TrainerCallback]:
+        """Return the callbacks: metrics, save and exit, complete checkpoints, signs of life, saves by time."""
+        from training.checkpoints import CompleteCheckpoints
+        from training.metrics import Metrics
+        from training.save_and_exit import SaveAndExit
+
+        self.metrics = Metrics(self.run, self.processes)
+        self.stop = SaveAndExit(self.run, self.processes)
+        self.saver = CompleteCheckpoints(self.run, self.processes)
+        if not os.environ.get("RUNNER_SAVE_EVERY") or run_module.probing():
+            return [self.metrics, self.stop, self.saver, self.heartbeat]
+        from training import save_every
+
+        every = save_every.from_environment(os.environ, self.run, self.processes)
+        self.stop.save_is_due, self.saver.saved = every.due, every.saved
+        return [self.metrics, self.stop, every, self.saver, self.heartbeat]
+
+    def attach(self, trainer: Trainer, checkpoint: Checkpoint | None) -> None:
+        """Let the callbacks measure and save this trainer; print what is trained, in a few lines.
+
+        A process that `--micro_batch auto` has started tries its sizes here, and ends.
+        """
+        from transformers import PrinterCallback, ProgressCallback
+
+        trainer.remove_callback(ProgressCallback)
+        trainer.remove_callback(PrinterCallback)
+        if trainer.args.ddp_find_unused_parameters is None and not models.has_experts(trainer.model.config):
+            # searching for them costs a traversal of the graph at every step
+            trainer.args.ddp_find_unused_parameters = False
+        if checkpoint is not None:
+            from training import same_model
+
+            same_model.check(checkpoint.path, trainer.model)
+        self.saver.attach(trainer)
+        if not run_module.probing():
+            self.metrics.attach(trainer, self.options.peak_flops, self.saver.take_seconds)
+        if self.processes.first:
+            print(*summary(trainer, self), sep="\n")
+            print(f"ready after {time.monotonic() - self.started:.1f} s", flush=True)
+        run_module.note_time(self.run, self.processes, "loaded")
+        if run_module.probing():
+            from training import probe
+
+            probe.probe(trainer, self.batch.length or 0)
+            self.close()
+            end_process(0)
+
+    def leave(self, trainer: Trainer) -> int:
+        """Return 75, the exit code for save and exit: start again."""
+        from training import save_and_exit
+
+        step = trainer.state.global_step
+        if self.processes.first:
+            checkpoint = Path(trainer.args.output_dir) / f"checkpoint-{step}"
+            save_and_exit.write_note(self.run, step, checkpoint, self.stop.reason)
+            code = save_and_exit.CONTINUE
+            print(
+                f"saved step {step} because of {self.stop.reason}; exiting with code {code};"
+                " start the run again to resume",
+                flush=True,
+            )
+        barrier(self.processes)
+        return save_and_exit.CONTINUE
+
+    def save_final(self, trainer: Trainer, checkpoint: Checkpoint | None) -> Path:
+        """Write the model, tokenizer and chat template to `final`, which replaces an older one once it is complete.
+
+        If an earlier start took the last step, the weights are those of its checkpoint.
+        """
+        path = Path(trainer.args.output_dir) / "final"
+        partial = path.with_name(f".{path.name}.partial")
+        once(self.processes, lambda: shutil.rmtree(partial, ignore_errors=True))
+        if resume.is_finished(checkpoint, trainer.args) and checkpoint:
+            ended = checkpoint
+            if self.processes.first:
+                print(f"step {ended.step} was the last step, so no training is left to do", flush=True)
+            once(self.processes, lambda: resume.copy_model(ended.path, partial))
+        else:
+            trainer.save_model(str(partial))
+        barrier(self.processes)
+        once(self.processes, lambda: files.replace_folder(partial, path))
+        run_module.note_time(self.run, self.processes, "final")
+        return path
+
+    def finish(self, trainer: Trainer, final: Path, results: Mapping[str, Any] | None = None) -> int:
+        """Write summary.json, with `results`, and loss.png; push the model if asked to; and return 0."""
+        run = self.run
+        if self.processes.first:
+            entries = records.read(run.metrics)
+            table = {**records.summarise(entries), "final": str(final), **(results or {})}
+            files.write_json(run.summary, table)
+            print(f"final model {final}")
+            if pictures.draw_loss(entries, run.picture, f"{run.path.name}: {self._subject(trainer)}"):
+                print(f"picture {run.picture}")
+            elif not pictures.available():
+                print("no picture was made: this image has no matplotlib")
+            if entries:
+                losses = f"loss {table['first_loss']:.3f} -> {table['last_loss']:.3f}"
+                print(f"done: {table['steps']} steps, {losses}, {table['tokens_per_second']} tok/s", flush=True)
+            if self.settings["push_to_hub"]:
+                files.write_json(run.summary, {**table, "pushed": _push(trainer.args, final)})
+        barrier(self.processes)
+        return 0
+
+    def _subject(self, trainer: Trainer) -> str:
+        """Return `MODEL on DATA`, of folders and files their names only."""
+        data = str(self.settings.get("dataset_name") or self.settings.get("train_file"))
+        names = (models.name_of(trainer.model.config), data)
+        return " on ".join(Path(name).name if Path(name).exists() else name for name in names)
+
+    def close(self) -> None:
+        """End the process group and release the lock of the run."""
+        processes.leave_group()
+        if self.processes.first:
+            run_module.release_lock(self.run)
 
 
 @contextlib.contextmanager
@@ -69,101 +236,22 @@ def start(script: str) -> Iterator[Job]:
                 f"run folder: {run.path}",
                 flush=True,
             )
-        yield Job(script, run, peers, Heartbeat(run, peers))
-        processes.leave_group()
-        if peers.first:
-            run_module.release_lock(run)
+        job = Job(script, run, peers, Heartbeat(run, peers))
+        yield job
+        job.close()
 
 
-def configure(config_type: type, settings: Settings, job: Job) -> Any:
-    """Return the training arguments; making them starts the process group. All settings go to settings.json."""
-    if job.processes.first:
-        settings.write(job.run.path / "settings.json")
-    try:
-        config = settings.build(config_type)
-    except ValueError as error:
-        why = " ".join(str(error).split())
-        raise JobError(
-            f"{config_type.__name__} does not accept the arguments", why, "change the argument named above"
-        ) from error
-    if settings["deepspeed"]:
-        from deepspeed.comm import init_distributed
-
-        deepspeed.skip_unbuilt_shm_comm()
-        # On a CPU accelerate has started torch's group only; ZeRO-3 asks DeepSpeed's for the world size.
-        init_distributed(auto_mpi_discovery=False, verbose=False)
-    if config.push_to_hub:  # transformers would ask the hub now, and push at each checkpoint; `finish` pushes once
-        if not config.hub_model_id:
-            raise JobError(
-                "--push_to_hub needs --hub_model_id",
-                "the repository on the hub needs a name",
-                "--hub_model_id ORGANISATION/NAME",
-            )
-        config.push_to_hub = False
-        if config.hub_token:
-            os.environ["HF_TOKEN"] = config.hub_token
-    return config
-
-
-def find_checkpoint(settings: Settings, config: Any, job: Job) -> resume.Checkpoint | None:
-    """Return the checkpoint to resume from, ready for this number of processes, or None. A collective."""
-    from training import universal
-
-    wanted, config.resume_from_checkpoint = settings.get("resume_from_checkpoint"), None
-    folder, automatic = Path(config.output_dir), not job.run.by_hand
-    checkpoint = resume.find(folder, wanted, automatic, job.processes, settings["verify_checkpoint"])
-    if checkpoint is not None:
-        resume.check_old_torch(settings["allow_old_torch_load"])
-        universal.prepare(checkpoint, config, job.processes, job.heartbeat.beat)
-    return checkpoint
-
-
-def callbacks(job: Job) -> list[Any]:
-    """Return the trainer's callbacks: metrics, save and exit, complete checkpoints, signs of life, saves by time."""
-    from training import save_every
-    from training.checkpoints import CompleteCheckpoints
-    from training.metrics import Metrics
-    from training.save_and_exit import SaveAndExit
-
-    every = save_every.from_environment(os.environ, job.run, job.processes)
-    job.metrics = Metrics(job.run, job.processes)
-    job.stop = SaveAndExit(job.run, job.processes)
-    job.saver = CompleteCheckpoints(job.run, job.processes)
-    if every is None or probe.probing():
-        return [job.metrics, job.stop, job.saver, job.heartbeat]
-    job.stop.save_is_due, job.saver.saved = every.due, every.saved
-    return [job.metrics, job.stop, every, job.saver, job.heartbeat]
-
-
-def attach(trainer: Any, settings: Settings, batch: Batch, checkpoint: resume.Checkpoint | None, job: Job) -> None:
-    """Let the callbacks measure and save this trainer; print what is trained, in a few lines."""
-    from transformers import PrinterCallback, ProgressCallback
-
-    trainer.remove_callback(ProgressCallback)
-    trainer.remove_callback(PrinterCallback)
-    resume.refuse_other_model(checkpoint, trainer.model)
-    job.saver.attach(trainer)
-    if not probe.probing():
-        job.metrics.attach(trainer, settings.get("peak_flops"), job.saver.take_seconds)
-    if job.processes.first:
-        print(*summary(trainer, settings, batch, job), sep="\n")
-        print(f"ready after {time.monotonic() - job.started:.1f} s", flush=True)
-    run_module.note_time(job.run, job.processes, "loaded")
-
-
-def summary(trainer: Any, settings: Settings, batch: Batch, job: Job) -> list[str]:
+def summary(trainer: Trainer, job: Job) -> list[str]:
     """Return what decides speed and result, a line each; settings.json has all values and their sources."""
-    from training import models
-
     args, model = trainer.args, trainer.model
     precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
     recompute = getattr(args, "activation_checkpointing", None) or getattr(args, "gradient_checkpointing", False)
     optimizer = str(getattr(args.optim, "value", args.optim))
-    sharding = f", DeepSpeed {Path(settings['deepspeed']).stem}" if settings["deepspeed"] else ""
+    sharding = f", DeepSpeed {Path(args.deepspeed).stem}" if args.deepspeed else ""
     peak = job.metrics.peak
     return [
-        f"model: {models.name_of(settings)}, {models.parameters(model):,} parameters",
-        f"batch: {batch}",
+        f"model: {models.name_of(model.config)}, {models.parameters(model):,} parameters",
+        f"batch: {job.batch}",
         f"precision: {precision}; attention: {getattr(model.config, '_attn_implementation', '?')};"
         f" activations: {'recomputed' if recompute else 'kept'}",
         f"optimizer: {optimizer}, learning_rate {args.learning_rate:g} {getattr(args.lr_scheduler_type, 'value', '')}"
@@ -171,67 +259,6 @@ def summary(trainer: Any, settings: Settings, batch: Batch, job: Job) -> list[st
         *([f"MFU against {peak.flops / 1e12:g} TFLOP/s per process ({peak.source})"] if peak else []),
         f"settings: {job.run.path / 'settings.json'} has all of them with their sources",
     ]
-
-
-def leave(trainer: Any, job: Job) -> int:
-    """Return 75, the exit code for save and exit: start again."""
-    from training import save_and_exit
-
-    step = trainer.state.global_step
-    if job.processes.first:
-        checkpoint = Path(trainer.args.output_dir) / f"checkpoint-{step}"
-        save_and_exit.write_note(job.run, step, checkpoint, job.stop.reason)
-        code = save_and_exit.CONTINUE
-        print(
-            f"saved step {step} because of {job.stop.reason}; exiting with code {code}; start the run again to resume",
-            flush=True,
-        )
-    barrier(job.processes)
-    return save_and_exit.CONTINUE
-
-
-def save_final(trainer: Any, checkpoint: resume.Checkpoint | None, job: Job) -> Path:
-    """Write the model, tokenizer and chat template to `final`, which replaces an older one once it is complete.
-
-    If an earlier start took the last step, the weights are those of its checkpoint.
-    """
-    path = Path(trainer.args.output_dir) / "final"
-    partial = path.with_name(f".{path.name}.partial")
-    once(job.processes, lambda: shutil.rmtree(partial, ignore_errors=True))
-    if resume.is_finished(checkpoint, trainer.args) and checkpoint:
-        ended = checkpoint
-        if job.processes.first:
-            print(f"step {ended.step} was the last step, so no training is left to do", flush=True)
-        once(job.processes, lambda: resume.copy_model(ended.path, partial))
-    else:
-        trainer.save_model(str(partial))
-    barrier(job.processes)
-    once(job.processes, lambda: files.replace_folder(partial, path))
-    run_module.note_time(job.run, job.processes, "final")
-    return path
-
-
-def finish(trainer: Any, settings: Settings, final: Path, job: Job, results: dict[str, Any] | None = None) -> int:
-    """Write summary.json and loss.png, push the model if asked to, and return 0."""
-    run = job.run
-    if job.processes.first:
-        entries = records.read(run.metrics)
-        table = {**records.summarise(entries), "final": str(final), **(results or {})}
-        files.write_json(run.summary, table)
-        data = settings.get("dataset_name") or settings.get("train_file")
-        title = f"{run.path.name}: {settings.get('model_name_or_path') or settings.get('model_type')} on {data}"
-        print(f"final model {final}")
-        if pictures.draw_loss(entries, run.picture, title):
-            print(f"picture {run.picture}")
-        elif not pictures.available():
-            print("no picture was made: this image has no matplotlib")
-        if entries:
-            losses = f"loss {table['first_loss']:.3f} -> {table['last_loss']:.3f}"
-            print(f"done: {table['steps']} steps, {losses}, {table['tokens_per_second']} tok/s", flush=True)
-        if settings.get("push_to_hub"):
-            files.write_json(run.summary, {**table, "pushed": _push(trainer.args, final)})
-    barrier(job.processes)
-    return 0
 
 
 def end_process(code: int) -> NoReturn:

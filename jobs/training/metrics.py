@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from training import flops, processes
+from training import processes
 from training.processes import Processes
 from training.records import append, read
 from training.run import RunFolder, note_time
+
+if TYPE_CHECKING:
+    from training import flops
 
 LINE_SECONDS = 1.0  # between two progress lines at least
 SLOW_DATA = 0.05  # from this share of the time on, the progress line reports waiting for data
@@ -81,8 +84,13 @@ class Metrics(TrainerCallback):
 
     def attach(self, trainer: Any, peak_flops: float | None, saver_seconds: Callable[[], float]) -> None:
         """Measure this trainer: its batches, its evaluations, its checkpoints."""
-        self.peak = flops.choose_peak(peak_flops)
-        self.cost = flops.of_model(trainer.model) if self.peak else None
+        import torch
+
+        if peak_flops is not None or torch.cuda.is_available():
+            from training import flops
+
+            self.peak = flops.choose_peak(peak_flops)
+            self.cost = flops.of_model(trainer.model) if self.peak else None
         self.saver_seconds = saver_seconds
         trainer.get_batch_samples = self._measured(trainer.get_batch_samples)
         trainer.evaluate = self._timed(trainer.evaluate)
@@ -204,12 +212,7 @@ class Metrics(TrainerCallback):
         if gpu:
             header["device_memory_bytes"] = torch.cuda.get_device_properties(0).total_memory
         if self.peak and self.cost:
-            header["mfu"] = {
-                "formula": flops.FORMULA, "peak_flops": self.peak.flops, "peak_source": self.peak.source,
-                "trained_weights": self.cost.trained, "frozen_weights": self.cost.frozen,
-                "layers_times_width": self.cost.attention, "windowed_layers_times_width": self.cost.windowed,
-                "window": self.cost.window,
-            }  # fmt: skip
+            header["mfu"] = self.cost.header(self.peak)
         return header
 
     def _timed(self, evaluate: Callable[..., Any]) -> Callable[..., Any]:
@@ -231,9 +234,9 @@ class Metrics(TrainerCallback):
             for batch in batches:
                 stretch.tokens += count_tokens(batch)
                 if self.cost is not None:
-                    stretch.squared_lengths += flops.squared_lengths(batch)
-                if self.cost is not None and self.cost.windowed:
-                    stretch.windowed_lengths += flops.squared_lengths(batch, self.cost.window)
+                    squared, windowed = self.cost.lengths(batch)
+                    stretch.squared_lengths += squared
+                    stretch.windowed_lengths += windowed
             return batches, count
 
         return measured

@@ -21,7 +21,7 @@ from typing import Any
 from training import batch, files, probe
 from training.errors import JobError
 from training.processes import Processes, free_port
-from training.run import RunFolder
+from training.run import PROBE, RunFolder, probing
 from training.settings import Settings
 
 SEARCH_SECONDS = 1800.0
@@ -34,12 +34,14 @@ def settle(settings: Settings, run: RunFolder, peers: Processes, length: int | N
 
     Call it before there is a process group and before the GPU is used. `length`: tokens of the longest sequence.
     """
-    if probe.probing():
+    if probing():
         return probe.settle(settings)
     wanted = settings.get("micro_batch")
-    if wanted is None:
+    if wanted is None or settings.overrides("per_device_train_batch_size", "micro_batch"):
         return
-    if settings.given("per_device_train_batch_size"):
+    if settings.given("per_device_train_batch_size") and not settings.overrides(
+        "micro_batch", "per_device_train_batch_size"
+    ):
         raise JobError(
             "--micro_batch and --per_device_train_batch_size are both given",
             "both set the micro batch size",
@@ -131,7 +133,7 @@ def search(sizes: list[int], settings: Settings, run: RunFolder, peers: Processe
     own.mkdir(parents=True, exist_ok=True)
     order = {"sizes": sizes, "accumulation": min(2, sizes[-1]), "processes_per_node": peers.local_world_size}
     variables = {
-        probe.VARIABLE: json.dumps(order), "MASTER_PORT": int(store.get("port")), "RUNNER_CACHE": run.cache,
+        PROBE: json.dumps(order), "MASTER_PORT": int(store.get("port")), "RUNNER_CACHE": run.cache,
         "RUNNER_RUN": own.parent, "RUNNER_ATTEMPT": own, "RUNNER_SAVE_AND_EXIT": own / "never",
         "WANDB_MODE": "disabled",
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Models and tokenizers: by name, or from scratch out of a configuration."""
+"""Models and tokenizers of the hub or of a folder."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.errors import JobError, near_miss
-from training.settings import Settings
+from training.errors import JobError
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from trl import ModelConfig, SFTConfig
 
 OFFLINE = ("1", "true", "yes", "on")
 
@@ -19,28 +19,27 @@ def is_offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "").lower() in OFFLINE
 
 
-def name_of(settings: Settings) -> str:
-    """Return the name that the user gave the model."""
-    return str(settings.get("model_name_or_path") or settings.get("config_name") or settings.get("model_type"))
+def name_of(config: PretrainedConfig) -> str:
+    """Return the name or folder from which a model was made; its type if it was made from scratch."""
+    return str(config.name_or_path or config.model_type)
 
 
-def load_tokenizer(settings: Settings) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of `--tokenizer_name`, else the model's. Raises JobError if it cannot be loaded."""
+def load_tokenizer(name: str, **options: Any) -> PreTrainedTokenizerBase:
+    """Return the tokenizer; `options` are those of `from_pretrained`. Raises JobError if it cannot be loaded."""
     from transformers import AutoTokenizer
 
-    name = settings.get("tokenizer_name") or settings["model_name_or_path"]
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            name, use_fast=settings.get("use_fast_tokenizer", True), **_hub_arguments(settings)
-        )
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, **options)
     except (OSError, ValueError) as error:
-        raise not_loaded("tokenizer", str(name), error) from error
+        raise not_loaded("tokenizer", name, error) from error
     return tokenizer
 
 
-def check_tokenizer(tokenizer: PreTrainedTokenizerBase, settings: Settings, needs_template: bool) -> None:
-    """Raise JobError if the chat template is missing, or the tokenizer cannot end a sequence."""
-    name, template = settings["model_name_or_path"], settings.get("chat_template_path")
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str, template: str | None, needs_template: bool) -> None:
+    """Raise JobError if the chat template is missing, or the tokenizer cannot end a sequence.
+
+    `template`: a name or file, which replaces the tokenizer's own.
+    """
     if template and template.endswith(".jinja") and not Path(template).is_file():
         raise JobError(
             f"there is no chat template {template!r}",
@@ -61,34 +60,15 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, settings: Settings, need
         )
 
 
-def configuration(settings: Settings) -> PretrainedConfig:
-    """Return the model's configuration. Raises JobError if it is not found or an override is wrong."""
-    from transformers import CONFIG_MAPPING, AutoConfig
+def configuration(name: str, **options: Any) -> PretrainedConfig:
+    """Return the model's configuration; `options` are those of `from_pretrained`. Raises JobError if there is none."""
+    from transformers import AutoConfig
 
-    name = settings.get("model_name_or_path") or settings.get("config_name")
-    if name:
-        try:
-            shape: PretrainedConfig = AutoConfig.from_pretrained(name, **_hub_arguments(settings))
-        except (OSError, ValueError) as error:
-            raise not_loaded("model", name, error) from error
-    else:
-        kind = settings["model_type"]
-        if kind not in CONFIG_MAPPING:
-            raise JobError(
-                f"there is no model type {kind!r}{near_miss(kind, CONFIG_MAPPING.keys())}",
-                "this version of transformers does not support that type",
-                "--model_type gpt2, llama, qwen3 ...",
-            )
-        shape = CONFIG_MAPPING[kind]()
-    if settings.get("config_overrides"):
-        try:
-            shape.update_from_string(settings["config_overrides"])
-        except (ValueError, TypeError) as error:
-            fix = "for example --config_overrides n_embd=1024,n_head=16,n_layer=24"
-            raise JobError(
-                f"cannot apply --config_overrides {settings['config_overrides']}", str(error), fix
-            ) from error
-    return shape
+    try:
+        found: PretrainedConfig = AutoConfig.from_pretrained(name, **options)
+    except (OSError, ValueError) as error:
+        raise not_loaded("model", name, error) from error
+    return found
 
 
 def positions_of(shape: PretrainedConfig) -> int | None:
@@ -106,45 +86,25 @@ def check_length(flag: str, length: int | None, shape: PretrainedConfig, name: s
         )
 
 
-def load(settings: Settings, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
-    """Return the model of clm, with room for every token; from scratch it has the same weights on every rank."""
-    import torch
-    from transformers import AutoModelForCausalLM, set_seed
-
-    name, word = settings["model_name_or_path"], settings["dtype"]
-    options: dict[str, Any] = {"trust_remote_code": settings["trust_remote_code"]}
-    if settings["attn_implementation"]:
-        options["attn_implementation"] = settings["attn_implementation"]
-    options["dtype"] = word if word == "auto" else getattr(torch, word)
-    shape = configuration(settings)
-    set_seed(seed)
-    try:
-        if name:
-            options.update(_hub_arguments(settings))
-            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(name, config=shape, **options)
-        else:
-            for mark in ("bos_token_id", "eos_token_id", "pad_token_id"):  # the type's own are of another vocabulary
-                setattr(shape, mark, getattr(tokenizer, mark))
-            model = AutoModelForCausalLM.from_config(shape, **options)
-    except (OSError, ValueError, ImportError) as error:
-        raise not_loaded("model", name_of(settings), error) from error
-    if len(tokenizer) > model.config.get_text_config().vocab_size:
-        model.resize_token_embeddings(len(tokenizer))
-    return model
+def hub_options(model_args: ModelConfig, training_args: SFTConfig) -> dict[str, Any]:
+    """Return TRL's arguments of `from_pretrained` that say what to download; TRL 1 moved trust_remote_code."""
+    trusted = getattr(training_args, "trust_remote_code", None) or getattr(model_args, "trust_remote_code", None)
+    return {"revision": model_args.model_revision, "trust_remote_code": bool(trusted)}
 
 
-def loading_options(settings: Settings) -> dict[str, Any]:
-    """Return the arguments with which TRL is to load the model."""
-    dtype = "dtype" if "dtype" in settings.values else "torch_dtype"  # renamed by transformers 4.56
-    given = {"revision": settings.get("model_revision"), "attn_implementation": settings.get("attn_implementation")}
-    given[dtype] = settings.get(dtype)
-    return {key: value for key, value in given.items() if value is not None}
+def loading_options(model_args: ModelConfig, training_args: SFTConfig) -> dict[str, Any]:
+    """Return the arguments with which TRL is to load the model; those that the user has given come last."""
+    dtype = "dtype" if hasattr(model_args, "dtype") else "torch_dtype"  # renamed by transformers 4.56
+    options = {**hub_options(model_args, training_args), dtype: getattr(model_args, dtype)}
+    if model_args.attn_implementation is not None:
+        options["attn_implementation"] = model_args.attn_implementation
+    return {**options, **(training_args.model_init_kwargs or {})}
 
 
-def has_experts(model: PreTrainedModel) -> bool:
+def has_experts(config: PretrainedConfig) -> bool:
     """Return whether some weights may have no part in a step."""
     names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-    return any(getattr(model.config.get_text_config(), name, None) for name in names)
+    return any(getattr(config.get_text_config(), name, None) for name in names)
 
 
 def parameters(model: PreTrainedModel) -> int:
@@ -162,12 +122,3 @@ def not_loaded(part: str, name: str, error: Exception) -> JobError:
         if is_offline() and not name.startswith((".", "/"))
         else "check the name on the hub, or give the path of a folder inside the container",
     )
-
-
-def _hub_arguments(settings: Settings) -> dict[str, Any]:
-    given = {"revision": settings.get("model_revision"), "token": settings.get("token")}
-    given["cache_dir"] = settings.get("cache_dir")
-    return {
-        "trust_remote_code": bool(settings.get("trust_remote_code")),
-        **{name: value for name, value in given.items() if value is not None},
-    }

@@ -15,9 +15,10 @@ from typing import Any
 
 from training import errors, files
 from training.errors import JobError
+from training.processes import die_with_parent
+from training.run import PROBE
 from training.settings import Settings
 
-VARIABLE = "RUNNER_PROBE"  # in a child: what to try, as JSON
 ANSWER = "fits"  # the file with the largest size that fits, in the child's folder of the attempt
 STEPS = 2  # of each size: the first makes the optimizer's state, the second has it beside gradients and activations
 SHARE = 0.92  # of the memory: the rest is for fragmentation and for rows that need a little more
@@ -25,19 +26,10 @@ OUT_OF_MEMORY = 86  # exit code of a child
 SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc", "status_alloc_failed")
 
 
-def probing() -> bool:
-    """Return whether this process was started to try micro batches only."""
-    return VARIABLE in os.environ
-
-
 def settle(settings: Settings) -> None:
     """Set the first size, and turn off everything that a run keeps."""
-    import ctypes
-    import signal
-
-    die_with_parent = 1  # PR_SET_PDEATHSIG of prctl(2): this process would keep the GPU's memory otherwise
-    ctypes.CDLL(None).prctl(die_with_parent, int(signal.SIGKILL))
-    order = json.loads(os.environ[VARIABLE])
+    die_with_parent()  # this process would keep the GPU's memory otherwise
+    order = json.loads(os.environ[PROBE])
     quiet = {
         "micro_batch": None, "per_device_train_batch_size": order["sizes"][0], "global_batch_size": None,
         "gradient_accumulation_steps": order["accumulation"], "max_steps": STEPS * len(order["sizes"]),
@@ -50,12 +42,12 @@ def settle(settings: Settings) -> None:
             settings.derive(name, value, "probe")
 
 
-def probe(trainer: Any, length: int) -> int:
-    """Train a few steps with each size, write what fits, and return 0. Leaves with OUT_OF_MEMORY if one does not."""
+def probe(trainer: Any, length: int) -> None:
+    """Train a few steps with each size, and write what fits. Leaves with OUT_OF_MEMORY if one does not."""
     import torch
     from transformers import TrainerCallback
 
-    order = json.loads(os.environ[VARIABLE])
+    order = json.loads(os.environ[PROBE])
     search = Search(order["sizes"])
     collate, training_step = trainer.data_collator, trainer.training_step
     row = full_length(next(iter(trainer.train_dataset)), length)
@@ -79,7 +71,6 @@ def probe(trainer: Any, length: int) -> int:
             raise
         out_of_memory(search, error)
     _write(search.size)
-    return 0
 
 
 def out_of_memory(search: Search, error: BaseException) -> None:

@@ -53,7 +53,7 @@ def from_environment(environment: MutableMapping[str, str]) -> Processes:
 
 
 def die_with_parent() -> None:
-    """Let the kernel kill this process, a child of `multiprocessing`, when its parent ends, whatever ends it."""
+    """Let the kernel kill this process when its parent ends, whatever ends it."""
     import ctypes
     import multiprocessing
     import signal
@@ -62,7 +62,7 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL))
     parent = multiprocessing.parent_process()
     if parent is not None and os.getppid() != parent.pid:
-        os._exit(1)  # the parent ended before the call, and nothing would end this process
+        os._exit(1)  # a child of multiprocessing: the parent ended before the call, and nothing would end this process
 
 
 def set_threads(environment: MutableMapping[str, str], processes: Processes) -> int:

@@ -9,7 +9,6 @@ from typing import Any
 
 from training import dataset
 from training.errors import JobError, near_miss
-from training.settings import Settings
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "human", "gpt")
 CHECKED = 10_000  # rows that are checked before the model is loaded; all of them if TRL then fails
@@ -45,9 +44,12 @@ def kind_of(rows: Any, name: str, text_field: str) -> str:
     )
 
 
-def check(rows: Any, name: str, settings: Settings, count: int | None = CHECKED) -> None:
-    """Raise JobError for the first of `count` rows (None: all) that cannot be trained on, with its number."""
-    text_field, assistant_only = settings["dataset_text_field"], bool(settings.get("assistant_only_loss"))
+def check(rows: Any, name: str, config: Any, count: int | None = CHECKED) -> str:
+    """Return the kind of the rows. Raises JobError for the first of `count` rows (None: all) that cannot be used.
+
+    config   the SFTConfig
+    """
+    text_field, assistant_only = config.dataset_text_field, config.assistant_only_loss
     kind = kind_of(rows, name, text_field)
     found: list[str] = []
     formats: dict[str, str] = {}  # by column, the key of the speaker in the first row
@@ -80,10 +82,11 @@ def check(rows: Any, name: str, settings: Settings, count: int | None = CHECKED)
                 "--assistant_only_loss learns only from assistant messages",
                 "remove such rows, or use --assistant_only_loss false",
             )
+    return kind
 
 
 @contextlib.contextmanager
-def explained(rows: Any, name: str, settings: Settings) -> Iterator[None]:
+def explained(rows: Any, name: str, config: Any) -> Iterator[None]:
     """Turn what TRL or a chat template raises into a JobError: of the row at fault if there is one."""
     from jinja2 import TemplateError
 
@@ -92,7 +95,7 @@ def explained(rows: Any, name: str, settings: Settings) -> Iterator[None]:
     except JobError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, TemplateError) as error:
-        check(rows, name, settings, count=None)
+        check(rows, name, config, count=None)
         if not isinstance(error, (ValueError, TemplateError)):
             raise
         raise JobError(

@@ -15,6 +15,8 @@ from training import files, processes, records
 from training.errors import JobError
 from training.processes import Processes
 
+PROBE = "RUNNER_PROBE"  # set in a process that only tries micro batches: which ones, as JSON (probe.py)
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -63,6 +65,11 @@ def from_environment(environment: Mapping[str, str], script: str) -> RunFolder:
     flag = Path(environment.get("RUNNER_SAVE_AND_EXIT") or attempt / "save-and-exit").absolute()
     cache = Path(environment.get("RUNNER_CACHE") or path / "cache").absolute()
     return RunFolder(path, attempt, flag, cache, by_hand=not named)
+
+
+def probing() -> bool:
+    """Return whether this process was started to try micro batches only."""
+    return PROBE in os.environ
 
 
 def make(run: RunFolder) -> None:

@@ -105,11 +105,9 @@ class SaveEvery(TrainerCallback):
         print(f"saving every {self.interval:.0f} s: {why}{least}", flush=True)
 
 
-def from_environment(environment: Mapping[str, str], run: RunFolder, peers: Processes) -> SaveEvery | None:
-    """Return the callback that the batch script asks for, or None. Raises JobError for a value that is not valid."""
+def from_environment(environment: Mapping[str, str], run: RunFolder, peers: Processes) -> SaveEvery:
+    """Return the callback that the batch script asks for. Raises JobError for a value that is not valid."""
     text = environment.get(VARIABLE, "")
-    if not text:
-        return None
     hours, _, why = environment.get(FAILURES, "").partition(" ")
     number = text if text != "auto" else hours
     try:

@@ -9,11 +9,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from training import files
 from training.errors import JobError, near_miss
 
+Dataclass = TypeVar("Dataclass")
 SECRETS = ("token", "key", "password", "secret")
 NO_SECRETS = ("eos_token", "pad_token", "tokens_per", "average_tokens", "input_tokens", "token_type", "tokenizer")
 DEFAULT = "library default"
@@ -21,7 +22,7 @@ DEFAULT = "library default"
 
 @dataclass
 class Settings:
-    """Values and sources by name. Sources: command line, config FILE, variable, demo default, script, library default.
+    """Values and sources by name. Sources: command line, config FILE, variable, script, library default.
 
     script, words   the script that was started, and its command line
     """
@@ -41,6 +42,11 @@ class Settings:
         """True if the user has set it, on the command line or in a file."""
         return self.sources.get(name, DEFAULT).startswith(("command line", "config", "variable", "DeepSpeed file"))
 
+    def overrides(self, name: str, other: str) -> bool:
+        """True if the command line or a variable sets `name`, and only a config sets `other`, which excludes it."""
+        strong = self.sources.get(name, DEFAULT).startswith(("command line", "variable"))
+        return strong and self.sources.get(other, DEFAULT).startswith("config")
+
     def derive(self, name: str, value: Any, source: str) -> None:
         """Set a value that follows from others."""
         self.values[name] = value
@@ -52,9 +58,10 @@ class Settings:
             if name in self.values and not self.given(name):
                 self.derive(name, value, source)
 
-    def build(self, dataclass_type: type) -> Any:
+    def build(self, dataclass_type: type[Dataclass]) -> Dataclass:
         """Return the dataclass, made of its fields among the values."""
-        names = {field.name for field in dataclasses.fields(dataclass_type) if field.init}
+        kind: Any = dataclass_type  # mypy has no bound for "any dataclass"
+        names = {field.name for field in dataclasses.fields(kind) if field.init}
         return dataclass_type(**{name: self.values[name] for name in names if name in self.values})
 
     def write(self, path: Path) -> None:

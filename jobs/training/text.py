@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training import dataset, demo
-from training.arguments import PYTHON_DOCS
+from training import dataset
 from training.errors import JobError, near_miss
-from training.processes import once
-from training.settings import Settings
+from training.processes import Processes, once
 
 if TYPE_CHECKING:
-    from training.job import Job
+    from transformers import TrainingArguments
+
+    from training.clm_arguments import DataArguments, ModelArguments
 
 
 @dataclass(frozen=True)
@@ -30,20 +30,20 @@ class Text:
     rows: Any = None
 
 
-def find(settings: Settings, job: Job) -> tuple[Text | None, Text | None]:
+def find(
+    data: DataArguments, model: ModelArguments, training: TrainingArguments, processes: Processes
+) -> tuple[Text | None, Text | None]:
     """Return the text to train on, and the text to evaluate on unless it is a share of the first."""
-    name = settings["dataset_name"]
-    if name == PYTHON_DOCS:
-        texts = {"train": Text(PYTHON_DOCS, "text", (demo.text_file(job.run.cache, job.processes),))}
-    elif settings["streaming"] or (name and not Path(name).is_file()):
-        texts = _of_datasets(settings, job)
+    name = data.dataset_name
+    if data.streaming or (name and not Path(name).is_file()):
+        texts = _of_datasets(data, model, processes)
     else:
-        texts = _of_files(settings)
+        texts = _of_files(data)
     train, held_out = texts.get("train"), texts.get("validation")
-    if train is None and (settings["do_train"] or held_out is None):
+    if train is None and (training.do_train or held_out is None):
         splits = "its split is 'validation'" if held_out else "it has neither 'train' nor 'validation'"
         raise JobError(f"{name!r} has no split 'train'", splits, "use a dataset with a 'train' split")
-    if settings["streaming"] and settings["do_eval"] and held_out is None:
+    if data.streaming and training.do_eval and held_out is None:
         raise JobError(
             "--do_eval needs validation data, and the stream has no split 'validation'",
             "the length of a stream is unknown, so no part of it can be held out",
@@ -52,13 +52,13 @@ def find(settings: Settings, job: Job) -> tuple[Text | None, Text | None]:
     return train, held_out
 
 
-def _of_files(settings: Settings) -> dict[str, Text]:
-    names = {"train": settings["train_file"] or settings["dataset_name"], "validation": settings["validation_file"]}
+def _of_files(data: DataArguments) -> dict[str, Text]:
+    names = {"train": data.train_file or data.dataset_name, "validation": data.validation_file}
     found = {}
     for split, name in names.items():
         if name:
             paths = named(name)
-            found[split] = Text(name, column_of(first_row(paths[0]), name, settings), paths)
+            found[split] = Text(name, column_of(first_row(paths[0]), name, data.text_column), paths)
     return found
 
 
@@ -94,42 +94,38 @@ def first_row(path: Path) -> Mapping[str, Any]:
     return row if isinstance(row, Mapping) else {}
 
 
-def _of_datasets(settings: Settings, job: Job) -> dict[str, Text]:
+def _of_datasets(data: DataArguments, model: ModelArguments, processes: Processes) -> dict[str, Text]:
     """Return the splits of a dataset of the hub or a folder, or streams of files; rank 0 fills the cache first."""
-    if job.processes.world_size > 1 and not settings["streaming"]:
-        once(job.processes, lambda: _load(settings) and None)
+    if processes.world_size > 1 and not data.streaming:
+        once(processes, lambda: _load(data, model) and None)
     found = {}
-    for split, rows in _load(settings).items():
+    for split, rows in _load(data, model).items():
         if split in ("train", "validation"):
-            name = settings["dataset_name"] or settings[f"{split}_file"]
+            name = data.dataset_name or (data.train_file if split == "train" else data.validation_file) or ""
             first = next(iter(rows), None)
             if first is None:
                 raise JobError(f"{name!r} has no documents", f"its split {split!r} has no rows", "use another dataset")
-            if split == "train" and settings["data_percentage"] < 100:
-                rows = rows.select(range(max(1, round(len(rows) * settings["data_percentage"] / 100))))
-            found[split] = Text(name, column_of(first, name, settings), rows=rows)
+            if split == "train" and data.data_percentage < 100:
+                rows = rows.select(range(max(1, round(len(rows) * data.data_percentage / 100))))
+            found[split] = Text(name, column_of(first, name, data.text_column), rows=rows)
     return found
 
 
-def _load(settings: Settings) -> Mapping[str, Any]:
-    name = settings["dataset_name"]
+def _load(data: DataArguments, model: ModelArguments) -> Mapping[str, Any]:
+    name = data.dataset_name
     if name and not Path(name).is_file():
         return dataset.load_splits(
-            name,
-            settings["dataset_config_name"],
-            settings["streaming"],
-            cache_dir=settings["cache_dir"],
-            token=settings["token"],
+            name, data.dataset_config_name, data.streaming, cache_dir=model.cache_dir, token=model.token
         )
-    files = {"train": settings["train_file"] or name, "validation": settings["validation_file"]}
-    return {split: _stream(path, settings) for split, path in files.items() if path}
+    files = {"train": data.train_file or name, "validation": data.validation_file}
+    return {split: _stream(path, data.keep_linebreaks) for split, path in files.items() if path}
 
 
-def _stream(name: str, settings: Settings) -> Any:
+def _stream(name: str, keep_linebreaks: bool) -> Any:
     import datasets
 
     reader = dataset.READERS[Path(name).suffix.lower()]
-    options = {"keep_linebreaks": settings["keep_linebreaks"]} if reader == "text" else {}
+    options = {"keep_linebreaks": keep_linebreaks} if reader == "text" else {}
     paths = [str(path) for path in named(name)]
     try:
         return datasets.load_dataset(reader, data_files=paths, split="train", streaming=True, **options)
@@ -137,12 +133,12 @@ def _stream(name: str, settings: Settings) -> Any:
         raise dataset.not_loaded(name, error) from error
 
 
-def column_of(first: Mapping[str, Any], name: str, settings: Mapping[str, Any] | Settings) -> str:
+def column_of(first: Mapping[str, Any], name: str, given: str | None) -> str:
     """Return the column to train on. Raises JobError if it does not exist, or if there are several to choose from."""
     columns = [column for column, value in first.items() if isinstance(value, str)]
-    if settings["text_column"] is None and "text" not in columns and len(columns) == 1:
+    if given is None and "text" not in columns and len(columns) == 1:
         return columns[0]
-    wanted: str = settings["text_column"] or "text"
+    wanted = given or "text"
     if wanted not in columns:
         raise JobError(
             f"{name!r} has no text column {wanted!r}{near_miss(wanted, columns)}",

@@ -33,7 +33,7 @@ def prepare(
     if checkpoint is None:
         return
     _print_differences(checkpoint, config, processes)
-    stage = stage_of(config)
+    stage = deepspeed.stage_of(config)
     if not _needs_conversion(checkpoint, stage, processes.world_size):
         return
     if stage == 3 and not zero3_faults.is_supported():
@@ -51,19 +51,6 @@ def prepare(
         holder.config.setdefault("checkpoint", {})["load_universal"] = True
     if stage == 3:
         zero3_faults.work_around()
-
-
-def loaded(trainer: Any) -> None:
-    """Reset `load_universal` once the training has begun: the best checkpoint, loaded at its end, is ordinary."""
-    engine = getattr(trainer, "deepspeed", None)
-    if engine is not None:
-        engine._config.load_universal_checkpoint = False
-
-
-def stage_of(config: Any) -> int | None:
-    """Return the ZeRO stage of the training arguments, None without DeepSpeed."""
-    plugin = getattr(config, "deepspeed_plugin", None) if config.deepspeed else None
-    return deepspeed.stage(plugin.hf_ds_config.config) if plugin else None
 
 
 def _needs_conversion(checkpoint: Checkpoint, stage: int | None, world_size: int) -> bool:

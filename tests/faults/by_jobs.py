@@ -10,16 +10,17 @@ from pathlib import Path
 
 from tests.faults import account, by_hand
 from tests.faults.case import SAVE_EVERY, STEP_SECONDS, Case, Outcome, command
+from tests.jobs import small
 
 TRAININGS = Path(__file__).with_name("trainings")
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
 SFT = (
-    *("--model_name_or_path=tiny-llama", "--dataset_name=python-docs", "--vocabulary_size=512", "--max_length=32"),
+    *(f"--model_name_or_path={small.MODEL}", f"--dataset_name={small.CONVERSATIONS}", "--max_length=32"),
     *("--packing", "--packing_strategy=wrapped", "--activation_checkpointing=false", "--gradient_checkpointing=false"),
 )
 CLM = (
     *("--model_type=gpt2", "--config_overrides=n_embd=32,n_head=2,n_layer=2,vocab_size=512,n_positions=64"),
-    *("--tokenizer_name=tiny-llama", "--vocabulary_size=512", "--block_size=32", "--do_train", "--train_file={corpus}"),
+    *(f"--tokenizer_name={small.MODEL}", "--block_size=32", "--do_train", "--train_file={corpus}"),
 )
 BOTH = ("--per_device_train_batch_size=1", "--logging_steps=1", f"--save_steps={SAVE_EVERY}", "--max_steps={steps}")
 
@@ -59,12 +60,13 @@ def our_job(name: str, case: Case) -> Outcome:
 
 
 def use_our_job(name: str, case: Case, *words: str) -> None:
-    """The words are its arguments; {corpus} and {steps} are replaced."""
+    """The words are its arguments; {corpus}, {steps} and {small} are replaced."""
     corpus = case.folder / "corpus.jsonl"
     texts = ("".join(f"{i} times {j} is {i * j}.\n" for j in range(i % 7)) for i in range(300))
     corpus.write_text("".join(json.dumps({"content": text}) + "\n" for text in texts))
     paths = (path for path in JOBS.rglob("*") if path.suffix in {".py", ".json"})
     case.code = {name: "", **{str(path.relative_to(JOBS)): path.read_text() for path in paths}}
+    words = small.filled(words, case.folder)
     case.arguments = tuple(word.format(corpus=corpus, steps=case.steps) for word in words)
     case.launcher = "torchrun"
     case.environ = {**python(), "HF_HUB_OFFLINE": "1", "HF_HOME": str(case.folder / "hub")}

@@ -8,18 +8,19 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+from tests.jobs import small
 from tests.lab.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 AFTER_A_FAILURE_SECONDS = 30.0
 # A model of the demo's kind, 4 sequences of 32 tokens per step whatever the number of processes, losses of every step.
 SMALL = (
-    *("--model_name_or_path=tiny-llama", "--dataset_name=python-docs", "--vocabulary_size=512", "--max_length=32"),
+    *(f"--model_name_or_path={small.MODEL}", f"--dataset_name={small.CONVERSATIONS}", "--max_length=32"),
     *("--packing", "--packing_strategy=wrapped", "--global_batch_size=4", "--per_device_train_batch_size=1"),
     *("--logging_steps=1", "--activation_checkpointing=false", "--gradient_checkpointing=false"),
     *("--learning_rate=1e-3", "--seed=42"),
@@ -87,7 +88,8 @@ class Start:
         os.environ.update(fixed, DS_ACCELERATOR="cpu")
         FORKS.set_forkserver_preload(["tests.jobs.imported"])
         port = free_ports(1)[0]
-        processes = [FORKS.Process(target=rank, args=(self, number, port)) for number in range(self.processes)]
+        start = replace(self, arguments=small.filled(self.arguments, self.cache))
+        processes = [FORKS.Process(target=rank, args=(start, number, port)) for number in range(self.processes)]
         for process in processes:
             process.start()
         return Ranks(processes)
@@ -117,8 +119,11 @@ def rank(start: Start, number: int, port: int) -> None:
     os.environ.update(start.environment(number, port))
     sys.path.insert(0, str(ROOT / "jobs"))
     import sft
+    from training.job import start as started
 
-    sys.exit(sft.main(start.arguments))
+    with started("sft") as job:
+        code = sft.main(start.arguments, job)
+    sys.exit(code)
 
 
 def entries(run: Path) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 
+from tests.jobs import small
 from tests.lab.ports import free_ports
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
@@ -18,9 +19,8 @@ sys.path.insert(0, str(JOBS))
 
 # Small and quick: a model of the demo's kind, 4 sequences of 32 tokens per step, losses of every step.
 SMALL = (
-    "--model_name_or_path=tiny-llama",
-    "--dataset_name=python-docs",
-    "--vocabulary_size=512",
+    f"--model_name_or_path={small.MODEL}",
+    f"--dataset_name={small.CONVERSATIONS}",
     "--max_length=32",
     "--packing",
     "--packing_strategy=wrapped",
@@ -83,7 +83,7 @@ class Launcher:
         command = (
             *prefix,
             *(sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}"),
-            *(f"--master-port={free_port()}", str(JOBS / self.script), *arguments),
+            *(f"--master-port={free_port()}", str(JOBS / self.script), *small.filled(arguments, self.cache)),
         )
         environment = {**self.environment(run, attempt), **variables}
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -9,4 +9,4 @@ import transformers  # noqa: F401
 import trl  # noqa: F401
 
 import sft  # noqa: F401
-from training import checkpoints, job, loss  # noqa: F401
+from training import checkpoints, job, sft_trainer  # noqa: F401

@@ -13,16 +13,19 @@ from types import SimpleNamespace  # noqa: E402
 
 import sft  # noqa: E402
 from tests.jobs.conftest import SMALL, Launcher  # noqa: E402
-from training import processes  # noqa: E402
+from training import arguments, processes  # noqa: E402
 from training import run as run_folder  # noqa: E402
 from training.errors import JobError  # noqa: E402
 
 TWO = processes.Processes(0, 0, 2, 2, "torchrun")
 
 
-def read(folder: Path, *words: str):
-    run = run_folder.from_environment({"RUNNER_RUN": str(folder)}, "sft")
-    return sft.read_arguments(words, SimpleNamespace(run=run, processes=TWO))
+def read(folder: Path, *words: str) -> SimpleNamespace:
+    """Return the job once its arguments are read."""
+    run = run_folder.from_environment({"RUNNER_RUN": str(folder), "RUNNER_CACHE": str(folder / "cache")}, "sft")
+    job = SimpleNamespace(script="sft", run=run, processes=TWO)
+    sft.read_arguments(arguments.or_demo(words, job), job)
+    return job
 
 
 def rows(path: Path, *lines: dict[str, object]) -> str:
@@ -86,15 +89,29 @@ def test_arguments_are_refused_before_any_process_waits_for_another(
 
 
 def test_the_demo_is_what_no_arguments_mean(tmp_path: Path) -> None:
-    settings, batch = read(tmp_path)
-    assert (settings["model_name_or_path"], settings["dataset_name"]) == ("tiny-llama", "python-docs")
+    """Its config is that of a file which anybody could have written; other arguments than model and data beat it."""
+    job = read(tmp_path, "--max_steps=7", "--micro_batch=4")
+    settings = job.settings
+    folder = Path(settings["model_name_or_path"]).parent
+    assert folder.parent == tmp_path / "cache"
+    assert Path(settings["model_name_or_path"], "model.safetensors").is_file()
+    assert settings["dataset_name"] == str(folder / "python-docs.jsonl")
     assert settings["deepspeed"].endswith("jobs/deepspeed/zero2.json")
-    assert settings.sources["deepspeed"] == "demo default 'zero2'"
-    assert (batch.sequences, batch.tokens) == (4, 512)
+    assert settings.sources["deepspeed"] == f"config {folder}/sft.yaml 'zero2'"
+    assert (settings["max_steps"], settings.sources["max_steps"]) == (7, "command line")
+    assert (job.batch.sequences, job.batch.tokens) == (8, 1024)
     assert settings["output_dir"] == str(tmp_path / "checkpoints")
 
 
+@pytest.mark.parametrize("given", ["--model_name_or_path=some/model", "--dataset-name=some/data"])
+def test_with_half_of_what_a_training_needs_it_is_not_the_demo(tmp_path: Path, given: str) -> None:
+    with pytest.raises(JobError, match=r"no (model|dataset) is given"):
+        read(tmp_path, given)
+    assert not (tmp_path / "cache").exists()
+
+
 def test_nothing_of_the_demo_reaches_a_training_of_the_users_own(tmp_path: Path) -> None:
-    settings, _ = read(tmp_path, "--model_name_or_path=some/model", "--dataset_name=some/data")
-    assert [name for name, source in settings.sources.items() if source.startswith("demo")] == []
+    settings = read(tmp_path, "--model_name_or_path=some/model", "--dataset_name=some/data").settings
+    assert {source.split(":")[0] for source in settings.sources.values()} <= {
+        "command line", "library default", "script", "RUNNER_RUN"}  # fmt: skip
     assert (settings["deepspeed"], settings["max_length"], settings["packing"]) == (None, 1024, False)

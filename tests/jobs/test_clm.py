@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.training
 
+from tests.jobs import small  # noqa: E402
 from tests.jobs.conftest import Attempt, Launcher  # noqa: E402
 from tests.jobs.hub import serving  # noqa: E402
 from tests.jobs.test_sft import wait_for_step  # noqa: E402
@@ -25,7 +26,7 @@ ALONE = Processes(0, 0, 1, 1, "alone")
 STEPS = 8
 SMALL = (
     *("--model_type=gpt2", "--config_overrides=n_embd=32,n_head=2,n_layer=2,vocab_size=512,n_positions=64"),
-    *("--tokenizer_name=tiny-llama", "--vocabulary_size=512", "--block_size=32", "--logging_steps=1"),
+    *(f"--tokenizer_name={small.MODEL}", "--block_size=32", "--logging_steps=1"),
     *("--per_device_train_batch_size=2", "--learning_rate=3e-3", f"--max_steps={STEPS}", "--save_steps=5"),
     *("--max_eval_samples=20", "--append_eos", "--do_train", "--do_eval", "--validation_split_percentage=10"),
 )

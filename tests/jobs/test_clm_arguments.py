@@ -11,21 +11,24 @@ pytestmark = pytest.mark.training
 
 from tests.jobs.conftest import JOBS  # noqa: E402
 from training import clm_arguments as arguments  # noqa: E402
-from training import models, processes, text  # noqa: E402
+from training import clm_models, processes, text  # noqa: E402
 from training import run as run_folder  # noqa: E402
+from training.arguments import or_demo  # noqa: E402
 from training.errors import JobError  # noqa: E402
 from training.settings import Settings, from_variables  # noqa: E402
 from training.settings import read as read_settings  # noqa: E402
 
 TWO = processes.Processes(0, 0, 2, 2, "torchrun")
-SCRATCH = ("--model_type=gpt2", "--tokenizer_name=tiny-llama")
+SCRATCH = ("--model_type=gpt2", "--tokenizer_name=some/tokenizer")
 
 
 def read(folder: Path, *words: str, attempt: int = 1) -> Settings:
     run = run_folder.from_environment(
         {"RUNNER_RUN": str(folder), "RUNNER_ATTEMPT": str(folder / "attempts" / str(attempt))}, "clm"
     )
-    return arguments.read(words, SimpleNamespace(run=run, processes=TWO))[0]
+    job = SimpleNamespace(script="clm", run=run, processes=TWO)
+    arguments.read(or_demo(words, job), job)
+    return job.settings
 
 
 @pytest.fixture
@@ -78,14 +81,15 @@ def test_contradictions_are_refused(corpus: Path, words: list[str], what: str) -
 
 def test_the_demo_is_what_no_arguments_mean(tmp_path: Path) -> None:
     settings = read(tmp_path)
-    assert (settings["model_name_or_path"], settings["dataset_name"]) == ("tiny-llama", "python-docs")
-    assert settings["block_size"] == 128
-    assert settings.sources["deepspeed"] == "demo default 'zero2'"
+    folder = Path(settings["model_name_or_path"]).parent
+    assert settings["train_file"] == str(folder / "python-docs-text.jsonl")
+    assert (settings["block_size"], settings["append_eos"]) == (128, True)
+    assert settings.sources["deepspeed"] == f"config {folder}/clm.yaml 'zero2'"
 
 
 def test_nothing_of_the_demo_reaches_a_training_of_the_users_own(corpus: Path) -> None:
     settings = read(corpus.parent, *SCRATCH, f"--train_file={corpus}")
-    assert [name for name, source in settings.sources.items() if source.startswith("demo")] == []
+    assert [name for name, source in settings.sources.items() if source.startswith("config")] == []
     assert (settings["deepspeed"], settings["do_train"], settings["do_eval"]) == (None, True, False)
     assert (settings["block_size"], settings.sources["block_size"]) == (1024, "script: the model has 1024 positions")
 
@@ -140,7 +144,7 @@ def test_the_arguments_of_run_clm_no_trainer_are_taken(corpus: Path) -> None:
 
 def test_overrides_set_what_is_there_in_its_own_kind() -> None:
     words = "n_embd=1024,n_head=16,resid_pdrop=0,scale_attn_weights=false"
-    shape = models.configuration(Settings({"model_type": "gpt2", "config_overrides": words}, {}))
+    shape = clm_models.configuration(arguments.ModelArguments(model_type="gpt2", config_overrides=words))
     assert (shape.n_embd, shape.hidden_size, shape.n_head) == (1024, 1024, 16)
     assert shape.resid_pdrop == 0.0
     assert shape.scale_attn_weights is False
@@ -158,9 +162,8 @@ def test_overrides_set_what_is_there_in_its_own_kind() -> None:
     ],
 )
 def test_the_column_is_text_or_the_only_one(row: dict[str, object], given: str | None, column: str) -> None:
-    settings = Settings({"text_column": given}, {})
     try:
-        assert text.column_of(row, "data", settings) == column
+        assert text.column_of(row, "data", given) == column
     except JobError as error:
         assert column in error.what
 

@@ -1,7 +1,9 @@
 """The demo's data and tokenizer are made from the running Python, once; a user's data is checked before the model."""
 
+import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,19 +12,17 @@ pytestmark = pytest.mark.training
 
 from training import dataset, demo, rows  # noqa: E402
 from training.errors import JobError  # noqa: E402
-from training.processes import Processes  # noqa: E402
-from training.settings import Settings  # noqa: E402
-
-ALONE = Processes(0, 0, 1, 1, "alone")
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return demo.build(tmp_path_factory.mktemp("corpus"))
+    folder = tmp_path_factory.mktemp("demo") / "made"
+    demo.write(folder, vocabulary=1000)
+    return folder
 
 
 def test_the_corpus_is_questions_with_answers_from_the_standard_library(made: Path) -> None:
-    found = [json.loads(line)["messages"] for line in (made / "pairs.jsonl").read_text().splitlines()]
+    found = [json.loads(line)["messages"] for line in (made / "python-docs.jsonl").read_text().splitlines()]
     assert len(found) > 4000
     assert {tuple(message["role"] for message in row) for row in found} == {("user", "assistant")}
     questions = {row[0]["content"] for row in found}
@@ -31,15 +31,40 @@ def test_the_corpus_is_questions_with_answers_from_the_standard_library(made: Pa
     assert not any("site-packages" in question for question in questions)
 
 
-def test_the_corpus_is_found_again_and_another_seed_has_its_own(made: Path) -> None:
-    before = (made / "pairs.jsonl").stat().st_mtime_ns
-    assert demo.build(made.parent) == made
-    assert (made / "pairs.jsonl").stat().st_mtime_ns == before
-    other = demo.build(made.parent, seed=1)
-    assert other != made
-    assert sorted((other / "pairs.jsonl").read_text().splitlines()) == sorted(
-        (made / "pairs.jsonl").read_text().splitlines()
-    )
+def test_the_folder_is_made_once_and_always_with_the_same_content(made: Path) -> None:
+    before = (made / "python-docs.jsonl").stat().st_mtime_ns
+    demo.write(made, vocabulary=1000)
+    assert (made / "python-docs.jsonl").stat().st_mtime_ns == before
+    again = made.with_name("again")
+    demo.write(again, vocabulary=1000)
+    for name in (
+        "python-docs.jsonl",
+        "python-docs-text.jsonl",
+        "tiny-llama/tokenizer.json",
+        "tiny-llama/model.safetensors",
+    ):
+        assert (again / name).read_bytes() == (made / name).read_bytes(), name
+
+
+def test_the_text_is_that_of_the_conversations(made: Path) -> None:
+    rows = [json.loads(line)["messages"] for line in (made / "python-docs.jsonl").read_text().splitlines()]
+    texts = [json.loads(line)["text"] for line in (made / "python-docs-text.jsonl").read_text().splitlines()]
+    assert texts == [message["content"] for row in rows for message in row]
+
+
+def test_the_configs_name_arguments_that_this_version_has(made: Path) -> None:
+    import yaml
+    from trl import ModelConfig, ScriptArguments, SFTConfig
+
+    from training import clm_arguments
+
+    kinds = {"sft.yaml": (ScriptArguments, SFTConfig, ModelConfig), "clm.yaml": clm_arguments.types()}
+    for name, types in kinds.items():
+        known = {field.name for kind in types for field in dataclasses.fields(kind)}
+        values = yaml.safe_load((made / name).read_text())
+        assert values.keys() <= known, name
+        assert Path(values["model_name_or_path"], "config.json").is_file()
+        assert values["learning_rate"] == 2e-3
 
 
 @pytest.mark.parametrize(
@@ -57,21 +82,17 @@ def test_the_chat_template_marks_the_answer_and_its_end(trained: "demo.PreTraine
     assert trained.decode(answer) == "Because.<|end|>"
 
 
-def test_the_tokenizer_is_trained_once_per_text_and_size(made: Path) -> None:
-    folders = [demo.build_tokenizer(made.parent, demo.texts(made), made.name, size) for size in (300, 300, 400)]
-    assert folders[0] == folders[1] != folders[2]
-
-
 @pytest.fixture(scope="module")
 def trained(made: Path) -> "demo.PreTrainedTokenizerFast":
-    return demo.train_tokenizer(demo.texts(made), 1000)
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(made / demo.MODEL))
 
 
-def test_all_ranks_map_the_same_rows(made: Path) -> None:
-    found, folder = demo.python_docs(made.parent, ALONE)
-    assert folder == made
-    assert len(found) == len((made / "pairs.jsonl").read_text().splitlines())
-    assert found.cache_files, "rows lie in a file that every process maps, not in memory"
+def test_rows_lie_in_a_file_that_every_process_maps(made: Path) -> None:
+    found = dataset.load(str(made / "python-docs.jsonl"), None, "train")
+    assert len(found) == len((made / "python-docs.jsonl").read_text().splitlines())
+    assert found.cache_files, "not in memory"
 
 
 @pytest.mark.parametrize(
@@ -99,7 +120,7 @@ def test_kinds_of_data(row: dict[str, object], kind: str) -> None:
 )
 def test_data_that_cannot_be_trained_on_is_refused(given: list[dict[str, object]], expected: str) -> None:
     with pytest.raises(JobError) as caught:
-        rows.check(given, "x", Settings({"dataset_text_field": "text"}, {}))
+        rows.check(given, "x", SimpleNamespace(dataset_text_field="text", assistant_only_loss=False))
     assert expected in caught.value.what
 
 

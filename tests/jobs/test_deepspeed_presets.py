@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.jobs import small
 from tests.jobs.conftest import JOBS, SMALL, Launcher, prebuilt
 from training import batch as batches
 from training import deepspeed as deepspeed_config
@@ -262,9 +263,15 @@ def test_an_argument_that_the_file_sets_to_another_value_is_refused(
 @pytest.mark.parametrize("script", ["clm.py", "sft.py"])
 def test_the_file_from_alps_trains_as_it_is(script: str, launcher: Launcher, tmp_path: Path) -> None:
     """No other argument names bf16 or the batch. The final model, which this file leaves in shards, answers."""
-    own = ("--per_device", "--gradient_ch", "--activation_ch", *(() if script == "sft.py" else ("--pack", "--max_l")))
+    own = (
+        "--per_device",
+        "--gradient_ch",
+        "--activation_ch",
+        *(() if script == "sft.py" else ("--pack", "--max_l", "--dataset")),
+    )
     typed = [word for word in (*SMALL, "--max_steps=2", "--save_steps=2") if not word.startswith(own)]
-    typed += ["--deepspeed=alps-deepspeed", *(() if script == "sft.py" else ("--block_size=32", "--save_strategy=no"))]
+    of_clm = (f"--dataset_name={small.TEXTS}", "--block_size=32", "--save_strategy=no")
+    typed += ["--deepspeed=alps-deepspeed", *(() if script == "sft.py" else of_clm)]
     attempt = replace(launcher, script=script).finish(tmp_path, *typed)
     assert attempt.code == 0, attempt.output
     assert (attempt.output.count("is ignored: "), attempt.output.count("has no effect: ")) == (2, 3)

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from tests.jobs import small
 from tests.jobs.conftest import JOBS, SMALL, Attempt, Launcher, free_port
-from training import micro_batch, probe
+from training import demo, micro_batch, probe
 from training.errors import JobError
 from training.processes import Processes
 from training.run import RunFolder
@@ -202,8 +203,9 @@ def test_an_answer_counts_for_its_own_question_only(tmp_path: Path, monkeypatch:
 # 50 MB per sequence: the logits of 512 tokens over 8192 words, three times in fp32; in pieces they would be fewer.
 LONG = (
     "--loss_path=plain",
-    *(word for word in SMALL if not word.startswith(("--vocabulary_size", "--max_length", "--per_device"))),
-    *("--vocabulary_size=8192", "--max_length=512", "--global_batch_size=8", "--max_steps=1", "--save_strategy=no"),
+    *(word for word in SMALL if not word.startswith(("--model_name", "--max_length", "--per_device"))),
+    *("--model_name_or_path={large}/tiny-llama", "--max_length=512", "--global_batch_size=8", "--max_steps=1"),
+    "--save_strategy=no",
 )
 SEQUENCE_BYTES = 512 * 8192 * 4 * 3
 
@@ -218,7 +220,10 @@ def start_alone(launcher: Launcher, run: Path, limit: int | None, *words: str) -
     environment = {**launcher.environment(run), "MALLOC_ARENA_MAX": "1"}
     log = run / "output"
     with log.open("wb") as stream:
-        command = (sys.executable, str(JOBS / "sft.py"), *LONG, *words)
+        large = launcher.cache / "large"
+        demo.write(large, vocabulary=8192)
+        typed = small.filled((word.replace("{large}", str(large)) for word in (*LONG, *words)), launcher.cache)
+        command = (sys.executable, str(JOBS / "sft.py"), *typed)
         process = subprocess.Popen(command, env=environment, stdout=stream, stderr=stream, preexec_fn=limited)
         peak = 0
         while process.poll() is None:

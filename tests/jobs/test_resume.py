@@ -16,6 +16,7 @@ from training import (  # noqa: E402
     files,
     marker,
     resume,
+    same_model,
 )
 from training.errors import JobError  # noqa: E402
 from training.processes import Processes  # noqa: E402
@@ -148,9 +149,9 @@ def test_the_best_checkpoint_stays_however_old(folder: Path) -> None:
 class TestAnotherModel:
     """Is refused in one line, before DeepSpeed prints pages of shapes."""
 
-    def checkpoint(self, path: Path, **changes: int) -> resume.Checkpoint:
+    def checkpoint(self, path: Path, **changes: int) -> Path:
         self.model(**changes).save_pretrained(path)
-        return resume.Checkpoint(path, 1, 1)
+        return path
 
     def model(self, **changes: int) -> object:
         from transformers import LlamaConfig, LlamaForCausalLM
@@ -159,12 +160,12 @@ class TestAnotherModel:
         return LlamaForCausalLM(LlamaConfig(**{"vocab_size": 64, **sizes, **changes}))
 
     def test_the_same_one_passes(self, tmp_path: Path) -> None:
-        resume.refuse_other_model(self.checkpoint(tmp_path), self.model())
+        same_model.check(self.checkpoint(tmp_path), self.model())
 
     @pytest.mark.parametrize(("name", "there"), [("num_hidden_layers", 3), ("vocab_size", 72)])
     def test_other_sizes_are_named(self, tmp_path: Path, name: str, there: int) -> None:
         with pytest.raises(JobError, match=f"{name} is {there} in the checkpoint, but"):
-            resume.refuse_other_model(self.checkpoint(tmp_path, **{name: there}), self.model())
+            same_model.check(self.checkpoint(tmp_path, **{name: there}), self.model())
 
     def test_other_shapes_are_named_where_no_config_tells(self, tmp_path: Path) -> None:
         checkpoint = self.checkpoint(tmp_path, intermediate_size=48)
@@ -172,16 +173,16 @@ class TestAnotherModel:
         with pytest.raises(
             JobError, match=r"gate_proj\.weight has the shape \[48, 16\] in the checkpoint, but \[32, 16\] in this run"
         ):
-            resume.refuse_other_model(checkpoint, self.model())
+            same_model.check(checkpoint, self.model())
 
     def test_a_whole_model_is_no_adapter(self, tmp_path: Path) -> None:
         from peft import LoraConfig, get_peft_model
 
         adapted = get_peft_model(self.model(), LoraConfig(r=2, target_modules=["q_proj"]))
         with pytest.raises(JobError, match="the checkpoint has a whole model, but this run trains a LoRA adapter"):
-            resume.refuse_other_model(self.checkpoint(tmp_path), adapted)
+            same_model.check(self.checkpoint(tmp_path), adapted)
         adapted.save_pretrained(tmp_path / "adapter")
-        resume.refuse_other_model(resume.Checkpoint(tmp_path / "adapter", 1, 1), adapted)
+        same_model.check(tmp_path / "adapter", adapted)
 
 
 class FakeTrainer:

@@ -179,7 +179,8 @@ def test_a_library_that_aborts_while_python_is_torn_down_does_not_change_the_exi
 
 @pytest.mark.parametrize("script", ["sft.py", "clm.py"])
 def test_the_training_scripts_end_that_way(script: str) -> None:
-    assert (JOBS / script).read_text().endswith("    contract.end_process(main(sys.argv[1:]))\n")
+    ends = f'    with start("{script[:-3]}") as job:\n        code = main(sys.argv[1:], job)\n    end_process(code)\n'
+    assert (JOBS / script).read_text().endswith(ends)
 
 
 def test_a_time_that_cannot_be_written_does_not_fail_the_training(tmp_path: Path) -> None:

@@ -17,10 +17,11 @@ pytestmark = pytest.mark.training
 
 from tests.jobs.attempts import Start  # noqa: E402
 from tests.jobs.conftest import SMALL, Launcher  # noqa: E402
-from training import arguments, probe, save_every  # noqa: E402
-from training import job as contract  # noqa: E402
+from training import arguments, save_every  # noqa: E402
 from training import run as run_folder  # noqa: E402
 from training.errors import JobError  # noqa: E402
+from training.heartbeat import Heartbeat  # noqa: E402
+from training.job import Job  # noqa: E402
 from training.processes import ALONE  # noqa: E402
 from training.save_every import best_interval, interval_after  # noqa: E402
 from training.settings import Settings  # noqa: E402
@@ -106,7 +107,6 @@ def test_the_time_since_the_end_of_the_last_save_counts(tmp_path: Path, monkeypa
     every = save_every.from_environment(
         {"RUNNER_SAVE_EVERY": "auto", "RUNNER_FAILURE_HOURS": "11 (measured)"}, folder(tmp_path), ALONE
     )
-    assert every is not None
     every.on_train_begin()
     clock += 299
     assert not every.due()
@@ -159,10 +159,10 @@ def test_two_processes_save_the_same_steps_and_keep_the_newest_two(launcher: Lau
 
 def test_the_search_for_a_micro_batch_saves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNNER_SAVE_EVERY", "0.001")
-    job: Any = SimpleNamespace(run=folder(tmp_path), processes=ALONE, heartbeat=None)
-    assert any(isinstance(each, save_every.SaveEvery) for each in contract.callbacks(job))
-    monkeypatch.setenv(probe.VARIABLE, "{}")
-    assert not any(isinstance(each, save_every.SaveEvery) for each in contract.callbacks(job))
+    job = Job("sft", folder(tmp_path), ALONE, Heartbeat(folder(tmp_path), ALONE))
+    assert any(isinstance(each, save_every.SaveEvery) for each in job.callbacks())
+    monkeypatch.setenv(run_folder.PROBE, "{}")
+    assert not any(isinstance(each, save_every.SaveEvery) for each in job.callbacks())
     assert not job.stop.save_is_due()
 
 

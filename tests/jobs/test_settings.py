@@ -23,19 +23,19 @@ def test_the_command_line_beats_the_config_and_the_config_beats_defaults(tmp_pat
     config = tmp_path / "sft.yaml"
     config.write_text("learning_rate: 0.5\nmax_steps: 7\n")
     found = settings.parse(parser(), ["--config", str(config), "--max_steps=9"])
-    found.default({"max_steps": 1, "packing": False, "unheard_of": 1}, "demo default")
+    found.default({"max_steps": 1, "packing": False, "unheard_of": 1}, "script")
     assert (found["learning_rate"], found["max_steps"], found["packing"]) == (0.5, 9, False)
     assert found.sources == {
         "learning_rate": f"config {config}",
         "max_steps": "command line",
-        "packing": "demo default",
+        "packing": "script",
         "hub_token": "library default",
     }
 
 
 def test_what_the_user_negates_stays_negated() -> None:
     found = settings.parse(parser(), ["--no_packing"])
-    found.default({"packing": True}, "demo default")
+    found.default({"packing": True}, "script")
     assert found["packing"] is False
 
 
@@ -75,3 +75,12 @@ def test_a_bad_config_is_refused(tmp_path: Path, text: str, expected: str) -> No
     with pytest.raises(JobError) as caught:
         settings.parse(parser(), ["--config", str(config)])
     assert expected in caught.value.what
+
+
+def test_a_command_line_overrides_what_a_config_says_by_another_name(tmp_path: Path) -> None:
+    config = tmp_path / "sft.yaml"
+    config.write_text("max_steps: 7\n")
+    found = settings.parse(parser(), ["--config", str(config), "--learning_rate=1"])
+    assert found.overrides("learning_rate", "max_steps")
+    assert not found.overrides("max_steps", "learning_rate")
+    assert not found.overrides("learning_rate", "hub_token"), "it is not given"

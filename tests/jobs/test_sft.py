@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("torch")
 pytestmark = pytest.mark.training
 
+from tests.jobs import small  # noqa: E402
 from tests.jobs.conftest import JOBS, STEPS, TRAIN, Attempt, Launcher, free_port, prebuilt  # noqa: E402
 
 
@@ -162,7 +163,7 @@ def test_processes_that_another_launcher_has_ranked_leave_with_75(launcher: Laun
     world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     tasks = [
         subprocess.Popen(
-            (sys.executable, str(JOBS / "sft.py"), *TRAIN),
+            (sys.executable, str(JOBS / "sft.py"), *small.filled(TRAIN, launcher.cache)),
             env={**environment, **world, "RANK": rank, "LOCAL_RANK": rank, "SLURM_PROCID": rank},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -87,7 +87,7 @@ def train(run: Path, model: Path, data: Path, *words: str, attempt: int = 1, alo
         {"--max_length"} if words[:1] and "--config" in words[0] else set()
     )
     known = [word for word in arguments if word.split("=")[0][2:] in names() and word.split("=")[0] not in given]
-    assert sft.train([*known, *words], Job("sft", folder, ALONE, heartbeat.Heartbeat(folder, ALONE))) == 0
+    assert sft.main([*known, *words], Job("sft", folder, ALONE, heartbeat.Heartbeat(folder, ALONE))) == 0
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     return {entry["step"]: entry["loss"] for entry in lines if "loss" in entry}
 
@@ -163,15 +163,6 @@ def test_an_adapter_is_trained_saved_resumed_and_answers(model: Path, tmp_path: 
     assert adapted.generate(**ids, max_new_tokens=4).shape[1] > ids["input_ids"].shape[1]
     far = (adapted(**ids).logits - plain(**ids).logits).abs().max()
     assert far > 1e-3, "the adapter is in what was loaded"
-
-
-def test_the_demos_own_model_is_kept_where_an_adapter_needs_it(tmp_path: Path) -> None:
-    """Its weights exist nowhere else."""
-    data = write(tmp_path / "rows.jsonl", KINDS["messages"][0])
-    words = ("--vocabulary_size=400", "--use_peft", "--lora_target_modules", "q_proj", "k_proj", "--max_steps=1")
-    train(tmp_path / "run", Path("tiny-llama"), data, *words)
-    config = json.loads((tmp_path / "run/checkpoints/final/adapter_config.json").read_text())
-    assert (Path(config["base_model_name_or_path"]) / "model.safetensors").is_file()
 
 
 def test_a_chat_template_of_the_users_own_writes_the_conversations(model: Path, tmp_path: Path) -> None:
@@ -327,12 +318,8 @@ def test_on_a_cpu_the_models_own_loss_is_taken(model: Path, tmp_path: Path) -> N
 def test_nothing_looks_for_unused_weights(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without DeepSpeed, that is a pass over the graph at every step; a mixture of experts needs it."""
     made = []
-    monkeypatch.setattr(sft.contract, "attach", lambda trainer, *others: made.append(trainer))
-    monkeypatch.setattr(sft.contract, "finish", lambda *others: 0)
-    monkeypatch.setattr(sft.contract, "save_final", lambda *others: tmp_path)
+    monkeypatch.setattr(Job, "finish", lambda job, trainer, *others: made.append(trainer) or 0)
     data = write(tmp_path / "rows.jsonl", KINDS["messages"][0])
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "metrics.jsonl").touch()  # nothing is attached that would write it
     train(tmp_path / "run", model, data, "--max_steps=1")
     assert made[0].args.ddp_find_unused_parameters is False
 

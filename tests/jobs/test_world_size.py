@@ -94,7 +94,7 @@ def test_an_old_deepspeed_refuses_zero_3_with_another_number_of_processes(
     from types import SimpleNamespace
 
     monkeypatch.setattr(universal.zero3_faults, "is_supported", lambda: False)
-    monkeypatch.setattr(universal, "stage_of", lambda config: 3)
+    monkeypatch.setattr(universal.deepspeed, "stage_of", lambda config: 3)
     config = SimpleNamespace(per_device_train_batch_size=1, gradient_accumulation_steps=1)
     checkpoint = Checkpoint(tmp_path / "checkpoint-3", 3, world_size=2, zero_stage=3)
     with pytest.raises(JobError, match="written by 2 processes, but this run has 1") as caught:

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,7 +32,6 @@ FILE = Repository("file", f"https://example.org/vocab.json#sha256={'0a' * 32}")
         (("--dataset_name", "org/d", "--dataset_config_name", "en"), (Repository("dataset", "org/d", part="en"),)),
         (("--tokenizer_name", "gpt2"), (Repository("model", "gpt2", part="tokenizer"),)),
         (("--model_name_or_path", "gpt2", "--tokenizer_name", "gpt2"), (Repository("model", "gpt2"),)),
-        (("--model_name_or_path", "tiny-llama", "--dataset_name", "python-docs"), ()),
         (("--model_name_or_path", "/models/m", "--dataset_name", "./data"), ()),
         (("--model_name_or_path", "~/m", "--dataset_name", "rows.jsonl"), ()),
         (("--dataset_name", "folder/here"), ()),
@@ -52,7 +50,7 @@ FILE = Repository("file", f"https://example.org/vocab.json#sha256={'0a' * 32}")
     ],
 )
 def test_names_among_the_arguments(tmp_path: Path, arguments: tuple[str, ...], expected: tuple) -> None:
-    """Names as the hub has them; not what is a path, a file, here under that name, or made by the script itself."""
+    """Names as the hub has them; not what is a path, a file, or here under that name."""
     (tmp_path / "folder/here").mkdir(parents=True)
     (tmp_path / "train.yaml").write_text('model_name_or_path: "org/y"  # ours\ndataset_name: org/d\npacking: true\n')
     assert hub.repositories(arguments, (tmp_path,)) == expected
@@ -71,11 +69,6 @@ def test_the_note_bears_the_name_that_the_script_gives_it() -> None:
         Repository("dataset", "a/b", part="x/y"),
     ):
         assert payload.Wanted(**each._asdict()).note == each.note
-
-
-def test_the_scripts_own_names_are_known() -> None:
-    text = "".join(path.read_text() for path in (ROOT / "jobs/training").rglob("*.py"))
-    assert set(re.findall(r'^(?:TINY_MODEL|PYTHON_DOCS) = "([^"]+)"', text, re.MULTILINE)) == hub.OWN
 
 
 def noted(home: Path, each: Repository, seen_at: Path | None = None) -> Path:

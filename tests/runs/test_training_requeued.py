@@ -16,6 +16,7 @@ from tests.conftest import need
 from tests.faults import by_jobs
 from tests.faults.case import Case
 from tests.faults.faults import GIVEN_UP
+from tests.jobs import small
 from tests.lab import parts
 from tests.lab.slurm import SlurmLab
 from tests.runs.scripts import BARE, SLURM, write_run
@@ -26,7 +27,7 @@ for package in ("torch", "trl", "deepspeed"):
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
 TRAIN = (
-    *("--model_name_or_path=tiny-llama", "--dataset_name=python-docs", "--vocabulary_size=512", "--max_length=32"),
+    *(f"--model_name_or_path={small.MODEL}", f"--dataset_name={small.CONVERSATIONS}", "--max_length=32"),
     *("--packing", "--packing_strategy=wrapped", "--per_device_train_batch_size=2", "--learning_rate=1e-3"),
     *("--activation_checkpointing=false", "--gradient_checkpointing=false", "--logging_steps=1"),
     *("--deepspeed=zero2", "--save_strategy=no"),
@@ -42,7 +43,7 @@ ENVIRON = {
 def training(folder: Path, steps: int, minutes: int = 60, save_seconds: int = 60) -> Path:
     """The run folder of sft on two nodes, one process each, requeued twice by its policy."""
     resources = Resources(nodes=2, tasks_per_node=1, time_minutes=minutes)
-    words = (*TRAIN, f"--max_steps={steps}")
+    words = (*small.filled(TRAIN, folder), f"--max_steps={steps}")
     policy = {"restart": Restart(time_limit=2), "save_seconds": save_seconds}
     job = Job("sft", BARE, script="jobs/sft.py", arguments=words, launcher="srun", resources=resources,
               env=ENVIRON, **policy)  # fmt: skip
@@ -121,7 +122,7 @@ def test_the_time_limit_itself(plain_slurm: SlurmLab, tmp_path: Path) -> None:
 
 # a model whose losses do not depend on random states; each step is logged, and changes the next losses much
 ELASTIC = (
-    *("--model_type=gpt2", "--tokenizer_name=tiny-llama", "--vocabulary_size=512", "--block_size=32", "--do_train"),
+    *("--model_type=gpt2", f"--tokenizer_name={small.MODEL}", "--block_size=32", "--do_train"),
     "--config_overrides=n_embd=32,n_head=2,n_layer=2,vocab_size=512,n_positions=64,attn_pdrop=0,embd_pdrop=0,resid_pdrop=0",
     *("--train_file={corpus}", "--deepspeed=zero2", "--learning_rate=1e-2", "--logging_steps=1", "--max_steps={steps}"),
     *("--per_device_train_batch_size=1", "--global_batch_size=4", "--save_steps=40"),

@@ -22,8 +22,6 @@ HOME = "huggingface"
 """the folder in the shared cache that is HF_HOME by default; jobs/training/run.py uses the same"""
 NOTES = "prefetched"
 _PREFETCH = "`runner prefetch` with the same job, environment and arguments"
-OWN = frozenset({"tiny-llama", "python-docs"})
-"""names that the scripts generate themselves: jobs/training/arguments.py"""
 
 # argument -> (kind, part); the arguments of transformers' and TRL's scripts
 _NAMES = {
@@ -85,7 +83,7 @@ def repositories(arguments: Sequence[str], folders: Iterable[Path] = ()) -> tupl
     found: dict[Repository, None] = {}
     for argument, (kind, part) in _NAMES.items():
         name = values.get(argument, "")
-        if not _NAME.fullmatch(name) or re.search(_FILE, name) or name in OWN:
+        if not _NAME.fullmatch(name) or re.search(_FILE, name):
             continue
         if argument == "tokenizer_model" and values.get("tokenizer_type") != "HuggingFaceTokenizer":
             continue  # a file of SentencePiece

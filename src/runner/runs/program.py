@@ -139,7 +139,7 @@ _SAVE_OPTIONS = {
 
 
 _FOLLOWS = re.compile(
-    rb"\bRUNNER_SAVE_EVERY\b|^\s*from training import [^#\n]*\bjob\b", re.MULTILINE
+    rb"\bRUNNER_SAVE_EVERY\b|^\s*from training(\.job import| import [^#\n]*\bjob\b)", re.MULTILINE
 )
 
 
