@@ -3,6 +3,8 @@
 # variables, run the step, and record how the attempt ended.
 
 # shellcheck source=/dev/null
+. payload/pause.sh
+# shellcheck source=/dev/null
 . payload/signals.sh
 # shellcheck source=/dev/null
 . payload/log_times.sh
@@ -77,7 +79,7 @@ next_attempt() {
         fi
         ((waited)) || say "cannot create $RUNNER_RUN/attempts/$number: waiting up to ${RUNNER_ROOM_SECONDS:-300} s for free space on the disk"
         waited=$((waited + 5))
-        read -r -t 5 _ <> <(:) # pause without starting a process
+        pause 5
     done
     only_one_attempt "$number" # if two jobs start at the same moment, the lower number continues
     record_job "$RUNNER_JOB"
@@ -274,7 +276,7 @@ run_step() {
     local code seconds=$1
     shift
     note_time step
-    "$@" &
+    "$@" 9>&- &
     wait_for $! "$seconds"
     code=$?
     if [ "$code" != 0 ] && [ -z "$ending" ] && [ -n "${SLURM_JOB_ID:-}" ] && [ ! -e "$RUNNER_SAVE_AND_EXIT" ] &&
@@ -282,7 +284,7 @@ run_step() {
         say "an earlier step left its container on a node: starting the step once more"
         rm -f "$RUNNER_ATTEMPT/first_failure" "$RUNNER_ATTEMPT"/preflight-node-* "$RUNNER_ATTEMPT"/setup-node-*
         note_time step
-        "$@" &
+        "$@" 9>&- &
         wait_for $! "$seconds"
         code=$?
     fi
@@ -293,13 +295,13 @@ run_step() {
 # Returns the exit code of the task that failed first. If none failed, returns 75 if a task or the program asked for another
 # attempt (attempts/N/continue) or stopped early, and otherwise the exit code of the step.
 wait_for() {
-    local code clock watcher reader wake quiet
+    local code clock watcher reader wake
     signalled= # a trapped signal interrupts `wait`, but not the step: `leave` sets this variable, and we wait again
     log_times &
     clock=$!
     watch_over "$1" "${2:-0}" &
     watcher=$!
-    exec {wake}<> <(:) {quiet}<> <(:) # empty pipes
+    exec {wake}<> <(:)
     follow_log "$1" "$wake" "$RUNNER_RUN/job.log=$log_bytes" &
     reader=$!
     wait "$1" 2>/dev/null # without the line "Killed" of bash, which `runner why` would take for the cause
@@ -314,7 +316,7 @@ wait_for() {
     wait "$clock" "$watcher" 2>/dev/null # afterwards they write nothing, and bash prints no "Killed" line
     end_reader "$reader" "$wake"
     [ "$code" != 0 ] || note_unread # a program that failed may not have reached its first step
-    exec {wake}>&- {quiet}>&-
+    exec {wake}>&-
     if [ -s "$RUNNER_ATTEMPT/first_failure" ]; then
         read -r code _ <"$RUNNER_ATTEMPT/first_failure"
     elif [ -e "$RUNNER_ATTEMPT/continue" ]; then
@@ -343,7 +345,7 @@ end_reader() {
     echo >&"$2"
     for ((waited = 0; waited < 5 * ${RUNNER_READ_SECONDS:-60}; waited++)); do
         kill -0 "$1" 2>/dev/null || return 0
-        read -r -t 0.2 -u "$quiet" _
+        pause 0.2
     done
     say "reading the end of the log took longer than ${RUNNER_READ_SECONDS:-60} s: some steps may be missing"
     disown "$1"

@@ -163,9 +163,9 @@ again() {
     overlap=$(steps)
     shopt -s execfail
     trap - EXIT TERM
-    exec {quiet}>&- {start}>&- {wake}>&-
+    exec {start}>&- {wake}>&-
     # Only where an old step is left, on a node that does not answer: parallel steps of the script would share their GPUs.
-    become BASH_ENV="$bash_file" RUNNER_AGAIN=yes ${overlap:+SLURM_OVERLAP=1} "${job_words[@]}" 1>&3 2>&4 3>&- 4>&-
+    become BASH_ENV="$bash_file" RUNNER_AGAIN=yes ${overlap:+SLURM_OVERLAP=1} "${job_words[@]}" 1>&3 2>&4 3>&- 4>&- 9>&-
 }
 
 [ -z "$array_task" ] || RUNNER_JOB=${array_job}_$array_task
@@ -193,17 +193,15 @@ printf '%s\n' "$output_bytes" >"$RUNNER_ATTEMPT/log_bytes"
 [ "$errors" = "$output" ] || printf '%s\n' "$log_bytes" >>"$RUNNER_ATTEMPT/log_bytes"
 log_of_attempt() { tail -c "+$((log_bytes + 1))" "$errors" 2>/dev/null | tail -c 100000 | tr -d '\0'; }
 
-exec {quiet}<> <(:) # an empty pipe: `read -t` on it pauses without starting a process
-
 # Two processes that do nothing, and that every signal ends. They tell whom Slurm has signalled:
 #   the first is in the group of this process: it dies with `scancel --full`
 #   the second is in a group of its own: it dies only if all processes of the job get the signal
 start_canaries() {
     canaries=()
-    sleep 1000000 >/dev/null 2>&1 3>&- 4>&- &
+    sleep 1000000 >/dev/null 2>&1 3>&- 4>&- 9>&- &
     canaries+=($!)
     set -m
-    sleep 1000000 >/dev/null 2>&1 3>&- 4>&- &
+    sleep 1000000 >/dev/null 2>&1 3>&- 4>&- 9>&- &
     canaries+=($!)
     set +m
     disown "${canaries[@]}" # bash prints nothing about their end
@@ -228,7 +226,7 @@ pass_on() {
     [ "$1" != TERM ] || pauses=10 # Slurm sends only TERM to all processes, one by one
     for ((waited = 0; waited < pauses; waited++)); do
         ! has_signal "${canaries[1]}" || break
-        read -r -t 0.1 -u "$quiet" _
+        pause 0.1
     done
     if has_signal "${canaries[1]}"; then
         [ "$1" != TERM ] || ending=yes
@@ -247,7 +245,7 @@ end_step() {
     say "$2: ending the script"
     kill -TERM -- "-$1"
     for ((waited = 0; waited < 10; waited++)); do
-        read -r -t 1 -u "$quiet" _
+        pause 1
         kill -0 "$1" 2>/dev/null || return
     done
     kill -KILL -- "-$1"
@@ -260,7 +258,7 @@ set -m
 (
     read -r -u "$start" _
     cd "$folder" || exit
-    exec 1>&3 2>&4 3>&- 4>&- {start}>&- {quiet}>&-
+    exec 1>&3 2>&4 3>&- 4>&- 9>&- {start}>&-
     become RUNNER_RUN="$RUNNER_RUN" RUNNER_ATTEMPT="$RUNNER_ATTEMPT" RUNNER_SAVE_AND_EXIT="$RUNNER_SAVE_AND_EXIT" \
         "${withheld[@]}" "${words[@]}"
 ) &
@@ -285,7 +283,7 @@ echo >&"$start"
 # Not with `wait`: bash 5.2 forgets the exit code of a process that ends just before a signal with a trap arrives. And a `read`
 # in a trap would never return to this one.
 while kill -0 "$child" 2>/dev/null; do
-    read -r -t 0.2 -u "$quiet" _
+    pause 0.2
     while [ "${#arrived[@]}" -gt 0 ]; do
         signal=${arrived[0]} arrived=("${arrived[@]:1}")
         pass_on "$signal"

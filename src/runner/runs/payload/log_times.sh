@@ -2,9 +2,8 @@
 # log_times: record how each log grows over time, so that `runner logs` can merge the logs of all ranks in time order. The
 # logs themselves are not changed. Whenever a log has grown, attempts/N/log-times gets a line: UNIX_TIME BYTES FILE.
 log_times() {
-    local attempt=attempts/${RUNNER_ATTEMPT##*/} files now bytes name pipe
+    local attempt=attempts/${RUNNER_ATTEMPT##*/} files now bytes name
     local -A known=()
-    exec {pipe}<> <(:) # `read -t` on an empty pipe pauses like `sleep`, but leaves no process behind if we are killed
     shopt -s nullglob
     while kill -0 $$ 2>/dev/null; do
         first_step
@@ -18,6 +17,6 @@ log_times() {
             done < <(stat -c '%s %n' job.log "${files[@]}" 2>/dev/null) >>"$attempt/log-times"
         fi
         # with many logs, pause longer, to call stat on at most 64 files per second
-        read -r -t $((1 + ${#files[@]} / 64)) -u "$pipe"
+        pause $((1 + ${#files[@]} / 64))
     done
 }

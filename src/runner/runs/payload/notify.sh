@@ -90,14 +90,12 @@ first_step() {
 
 # Wait for the message about the first step, if it is on its way: what Slurm kills afterwards is lost.
 await_first_step() {
-    local tries pipe
+    local tries
     [ -e "$RUNNER_ATTEMPT/.posting" ] || return 0
-    exec {pipe}<> <(:) # an empty pipe: `read -t` on it pauses without starting a process
     for ((tries = 0; tries < 110; tries++)); do # `post` takes at most 10 s
         [ -e "$RUNNER_ATTEMPT/.posting" ] || break
-        read -r -t 0.1 -u "$pipe"
+        pause 0.1
     done
-    exec {pipe}>&-
 }
 
 # notify_end CODE: report how the attempt ended. If another attempt follows, finish_attempt has already reported that.

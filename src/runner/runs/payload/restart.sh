@@ -375,9 +375,8 @@ stopped_early() {
 # afterwards, so wait up to 3 s for the message.
 await_report() {
     local reported='' waited
-    exec 9<> <(:) # an empty pipe: `read -t` on it pauses without starting a process
     for ((waited = 0; waited < 3; waited++)); do
-        read -r -t 1 -u 9 _
+        pause 1
         reported=$(cause_in "$(messages_of_this_attempt)")
         [ -z "$reported" ] || break
     done

@@ -9,10 +9,9 @@ watch_over() {
     local pause=${RUNNER_WATCH_SECONDS:-5} gone=0 idle=0 before now passed sign seen='' patience code
     trap - EXIT
     trap '' USR2 TERM # the batch script handles them
-    exec 8<> <(:)     # an empty pipe: `read -t` on it pauses without starting a process
     before=$(moment)
     while kill -0 "$1" 2>/dev/null; do
-        read -r -t "$pause" -u 8 _
+        pause "$pause"
         : >"$RUNNER_ATTEMPT/alive" || continue # the disk is full or not reachable
         sign=$(progress) || continue
         now=$(moment)
@@ -130,7 +129,7 @@ hung() {
     fi
     all=$(task_variable RUNNER_WORLD_SIZE)
     for ((waited = 0; waited < ${RUNNER_STACK_SECONDS:-20}; waited++)); do
-        read -r -t 1 -u 8 _
+        pause 1
         kill -0 "$1" 2>/dev/null || return
         size=$(find "$RUNNER_ATTEMPT"/stacks -name '*-*' -size +0 -printf '%f %s\n' 2>/dev/null | sort)
         [ "$size" = "$before" ] && stable=$((stable + 1)) || stable=0
@@ -161,7 +160,7 @@ end_step() {
         signal_descendants TERM "$1"
     fi
     for step in 1 2 3 4 5 6 7 8 9 10; do
-        read -r -t 1 -u 8 _
+        pause 1
         kill -0 "$1" 2>/dev/null || return
     done
     [ -n "${SLURM_JOB_ID:-}" ] || signal_descendants KILL "$1"
