@@ -137,8 +137,6 @@ say() { printf 'runner: %s\n' "$*" >&2; }
 all_tasks_finished() { :; } # the exit code of the script tells
 # shellcheck disable=SC2034 # in_place.sh
 program='the script' stays_by_default=
-# shellcheck disable=SC2034 # trainer.sh: the processes of the training, for the tokens per second of all of them
-script_processes=$((${gpus:-0} > ${SLURM_NTASKS:-1} ? ${gpus:-0} : ${SLURM_NTASKS:-1}))
 
 # shellcheck disable=SC2034 # in_place.sh
 # find_nodes: end what the script has left running. The next attempt has the same nodes.
@@ -163,7 +161,7 @@ again() {
     overlap=$(steps)
     shopt -s execfail
     trap - EXIT TERM
-    exec {start}>&- {wake}>&-
+    exec {start}>&-
     # Only where an old step is left, on a node that does not answer: parallel steps of the script would share their GPUs.
     become BASH_ENV="$bash_file" RUNNER_AGAIN=yes ${overlap:+SLURM_OVERLAP=1} "${job_words[@]}" 1>&3 2>&4 3>&- 4>&- 9>&-
 }
@@ -268,15 +266,10 @@ for signal in HUP INT QUIT ABRT ALRM USR1 USR2 XCPU TERM; do
     # shellcheck disable=SC2064 # now
     trap "arrived+=($signal)" "$signal"
 done
-log_times 3>&- 4>&- & # reports the first step
+log_times 3>&- 4>&- &
 watchers=($!)
 watch_over "$child" "${hang_seconds:-0}" 3>&- 4>&- &
 watchers+=($!)
-exec {wake}<> <(:)
-logs=("$RUNNER_RUN/job.log=$output_bytes")
-[ "$errors" = "$output" ] || logs+=("$RUNNER_RUN/job.err=$log_bytes")
-follow_log "$child" "$wake" "${logs[@]}" 3>&- 4>&- &
-reader=$!
 disown "${watchers[@]}"
 note_time step
 echo >&"$start"
@@ -298,8 +291,6 @@ wait "$child"
 code=$?
 note_end "$code"
 kill -KILL "${watchers[@]}" "${canaries[@]}" 2>/dev/null
-end_reader "$reader" "$wake"
-[ "$code" != 0 ] || note_unread
 jobs=$(cat "$RUNNER_ATTEMPT/jobs" 2>/dev/null)
 rm -f "$RUNNER_ATTEMPT/jobs"
 [ "$code" = 0 ] || [[ " ${arrived[*]} " != *" TERM "* ]] || ending=yes # Slurm ends the job, but the script ended before
