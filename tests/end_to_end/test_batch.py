@@ -286,7 +286,7 @@ def test_a_rerun_submits_the_bytes_of_the_launch(cluster: Runner, place: Path) -
     assert log == f"new\n{folder}/code/work\n"
 
 
-WATCHED = {"RUNNER_WATCH_SECONDS": "1", "RUNNER_STACK_SECONDS": "1"}
+WATCHED = {"RUNNER_WATCH_SECONDS": "1", "RUNNER_STACK_SECONDS": "1", "RUNNER_START_SECONDS": "0"}
 ALL_EVENTS = 'batch = "train.sbatch"\nnotify = ["start", "first_step", "requeue", "failure", "end"]\n'
 TOLD = """\
 #!/bin/bash

@@ -15,7 +15,7 @@ from tests.runs.scripts import command_job, run_locally, write_run
 
 HERE = Path(__file__).parent
 NO_PROJECT = Project(None, Path("/none"), Path("/none"))
-QUICK = {"RUNNER_WATCH_SECONDS": "1", "RUNNER_STACK_SECONDS": "1"}
+QUICK = {"RUNNER_WATCH_SECONDS": "1", "RUNNER_STACK_SECONDS": "1", "RUNNER_START_SECONDS": "0"}
 FUNCTIONS = """RUNNER_RUN=$PWD RUNNER_ATTEMPT=$PWD/attempts/1
 . payload/pause.sh; . payload/restart.sh; . payload/trainer.sh; . payload/watch.sh
 log_bytes=${LOG_BYTES:-0}
@@ -283,6 +283,49 @@ def test_a_trainer_that_got_its_signal_is_done_only_at_its_last_step(
     assert on_node(run, "stopped_early && echo early || echo finished") == ("early\n" if early else "finished\n")
 
 
+# --- how the logs grow
+
+TURNS = """
+. payload/log_times.sh
+first_step() { :; }
+turn=0
+pause() {
+    echo "$1"
+    turn=$((turn + 1))
+    ((turn < TURNS)) || exit
+    for path in $FILES; do echo line >>"$path"; done
+}
+log_times
+"""
+
+
+def read_times(run: Path) -> list[tuple[int, str]]:
+    """(bytes, file) of each line of log-times."""
+    lines = (run / "attempts/1/log-times").read_text().splitlines()
+    return [(int(size), name) for _, size, name in (line.split(" ", 2) for line in lines)]
+
+
+def test_the_growth_of_each_log_is_recorded(run: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Also if it is a link to the output of the user's own batch script, and only when it has grown."""
+    output = tmp_path_factory.mktemp("out") / "slurm-7.out"
+    output.write_text("before\n")
+    (run / "job.log").symlink_to(output)
+    (run / "job.err").touch()
+    assert on_node(run, TURNS, TURNS="4", FILES="job.log").split() == ["1"] * 4
+    assert read_times(run) == [(7, "job.log"), (12, "job.log"), (17, "job.log"), (22, "job.log")]
+    (run / "attempts/1/log-times").unlink()
+    assert on_node(run, TURNS, TURNS="2", FILES="job.err attempts/1/rank-1.log").split() == ["1"] * 2
+    assert read_times(run) == [(22, "job.log"), (5, "job.err"), (5, "attempts/1/rank-1.log")]
+
+
+def test_the_record_of_a_long_run_stays_small(run: Path) -> None:
+    """The pause grows by a second with each 1000 lines."""
+    files = " ".join(f"attempts/1/rank-{rank}.log" for rank in range(60))
+    pauses = on_node(run, TURNS, TURNS="52", FILES=files).split()
+    assert pauses == ["1"] * 34 + ["2"] * 16 + ["3"] * 2
+    assert len(read_times(run)) == 51 * 60
+
+
 # --- silence
 
 CLOCK = """
@@ -306,8 +349,8 @@ def times(*spans: range) -> str:
 @pytest.mark.parametrize(
     ("file", "grows", "found"),
     [
-        ("job.log", "", 305),  # nothing is a hang in the first 300 s
-        ("job.log", "10", 305),
+        ("job.log", "", 405),  # nothing is a hang in the first 400 s
+        ("job.log", "10", 405),
         ("job.log", times(range(50, 1001, 50)), 1155),  # regular output every 50 s: 150 s, not 100
         ("job.log", times(range(10, 1001, 10)), 1105),
         ("job.log", times(range(250, 1001, 10)), 1740),  # it was once silent for 250 s
@@ -316,14 +359,17 @@ def times(*spans: range) -> str:
         ("attempts/1/log-times", times(range(10, 1001, 10)), 1105),  # any other log has grown
         ("metrics.jsonl", "10 60", 165),  # a program of runner: 100 s, at the start too
         ("metrics.jsonl", "10 100 190", 295),
-        ("attempts/1/heartbeat", "", 305),
+        ("attempts/1/heartbeat", "", 405),
     ],
 )
 def test_when_silence_is_a_hang(run: Path, file: str, grows: str, found: int | None) -> None:
-    """hang_seconds is 100. The clock is that of the test."""
+    """hang_seconds is 100, and the start takes up to 400 s. The clock is that of the test."""
     (run / "job.log").touch()
-    shown = on_node(run, CLOCK, GROWS=grows, FILE=str(run / file), RUNNER_WATCH_SECONDS="5")
+    seconds = {"RUNNER_WATCH_SECONDS": "5", "RUNNER_START_SECONDS": "400"}
+    shown = on_node(run, CLOCK, GROWS=grows, FILE=str(run / file), **seconds)
     assert shown == (f"{found}\n" if found else "")
+    if not grows:
+        assert on_node(run, CLOCK, GROWS="", FILE="none", **seconds | {"RUNNER_START_SECONDS": "9"}) == "305\n"
 
 
 def test_a_hang_is_found(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ json_text() {
 }
 
 # Report the first training step of this attempt once: when the program has added a line with "step" to metrics.jsonl. Of a
-# program that does not write this file, nobody reads the steps here.
+# program that does not write this file, no steps are known here.
 first_step() {
     [ -n "${RUNNER_WEBHOOK:-}" ] && [ -z "${first_step_told:-}" ] || return 0
     tail -c "+$((${metrics_bytes:-0} + 1))" "$RUNNER_RUN/metrics.jsonl" 2>/dev/null | grep -q -m 1 '"step"' || return 0

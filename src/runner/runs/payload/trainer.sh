@@ -44,17 +44,18 @@ bare_lines() {
 # a save signal are looked for, and only if the job names no signal. A program that writes metrics.jsonl knows of runner, and
 # saves without a signal of a trainer.
 recognize_trainer() {
-    local patterns line pattern name=
+    local patterns line key name=
     [ ! -e "$RUNNER_ATTEMPT/trainer" ] && [ ! -s metrics.jsonl ] && [ -z "$(task_variable RUNNER_SAVE_SIGNAL)" ] || return 0
     patterns=$(sed -n 's/^recognize //p' trainers 2>/dev/null)
     [ -n "$patterns" ] || return 0
     line=$(log_ends 2000000 2000000 | bare_lines | LC_ALL=C grep -a -m 1 -E -e "$patterns") || return 0
-    while IFS= read -r pattern; do
-        case $pattern in
-        'trainer '*) name=${pattern#trainer } ;;
-        'recognize '*) LC_ALL=C grep -a -q -E -e "${pattern#recognize }" <<<"$line" && write_line "$RUNNER_ATTEMPT/trainer" "$name" && return ;;
+    while IFS= read -r key; do
+        case $key in
+        'trainer '*) name=${key#trainer } ;;
+        'recognize '*) ! LC_ALL=C grep -a -q -E -e "${key#recognize }" <<<"$line" || break ;;
         esac
     done <trainers
+    write_line "$RUNNER_ATTEMPT/trainer" "$name"
 }
 
 # note_saved FOLDER: write STEP PATH to attempts/N/saved for each checkpoint whose path the trainer has printed. If that line does
@@ -100,7 +101,8 @@ note_saved() {
 # not known, print nothing.
 last_count() {
     log_ends 16000 | bare_lines | LC_ALL=C awk '
-        /[Ss]hard|[Ww]eights|[Cc]heckpoint|[Ee]val|[Vv]alid|[Tt]est|[Pp]redict|[Ll]oading|[Ww]riting|[Dd]ownload|[Uu]pload|[Ff]etching|Map/ { next }
+        /[Ss]hard|[Ww]eights|[Cc]heckpoint|[Ee]val|[Vv]alid|[Tt]est|[Pp]redict/ { next }
+        /[Ll]oading|[Ww]riting|[Dd]ownload|[Uu]pload|[Ff]etching|Map/ { next }
         {
             text = $0
             epoch = unknown = 0

@@ -6,9 +6,11 @@
 # progress are a hang (0: never). Each check adds at most twice the pause to this time, so that a file system that does not
 # respond for an hour, or a suspended node, is not mistaken for a hang.
 # If only the growing logs show progress, a silent program may be well: it downloads or compiles at its start, and evaluates
-# later. Nothing is a hang in the first three times SECONDS, nor a silence up to three times as long as one before.
+# later. Nothing is a hang in the first three times SECONDS and the first half hour, nor a silence up to three times as long as
+# one before.
 watch_over() {
-    local pause=${RUNNER_WATCH_SECONDS:-5} gone=0 idle=0 age=0 longest=0 before now passed sign seen='' patience code
+    local pause=${RUNNER_WATCH_SECONDS:-5} start=${RUNNER_START_SECONDS:-1800} gone=0 idle=0 age=0 longest=0
+    local before now passed sign seen='' patience code
     trap - EXIT
     trap '' USR2 TERM # the batch script handles them
     before=$(moment)
@@ -44,7 +46,7 @@ watch_over() {
         fi
         seen=$sign
         if ((patience > 0)) && [[ $sign = logs* ]]; then
-            ((age > 3 * patience)) || continue
+            ((age > 3 * patience && age > start)) || continue
             patience=$((3 * longest > patience ? 3 * longest : patience))
         fi
         if ((patience > 0 && idle > patience)); then
