@@ -1,8 +1,8 @@
 """Builds the documentation as a web site, and makes the reference pages from the tables of the source.
 
 python -m bench.docs                     the site, in build/docs/site; the index of docs/ sets its order
-python -m bench.docs --write-reference   docs/keys.md, docs/lint-codes.md, docs/causes.md and
-                                         src/runner/runs/payload/stops.awk
+python -m bench.docs --write-reference   docs/keys.md, docs/lint-codes.md, docs/causes.md, and stops.awk and
+                                         trainers.txt in src/runner/runs/payload
 python -m bench.docs --write-pictures    docs/terminal-*.svg, from runs on this machine; needs the jobs' packages
 """
 
@@ -26,7 +26,7 @@ from rich.text import Text
 
 from runner.environments import edf, environment
 from runner.environments.lint.codes import CODES, SEVERITIES
-from runner.runs import job
+from runner.runs import job, trainer
 from runner.runs.why.cause import KINDS, all_causes, stops
 from runner.site import Site
 from runner.site_files import VALUES
@@ -34,6 +34,7 @@ from runner.site_files import VALUES
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 STOPS = "../src/runner/runs/payload/stops.awk"
+TRAINERS = f"../src/runner/runs/payload/{trainer.SHIPPED}"
 MADE = "<!-- Made by `python -m bench.docs --write-reference` from the tables of the source. Do not edit. -->"
 
 # the type of a field in the source -> that of the key
@@ -154,7 +155,8 @@ def picture(project: Path, name: str, *commands: tuple[str, ...]) -> None:
 
 def reference() -> dict[str, str]:
     """File name, relative to docs/ -> text of each file that is made from the source."""
-    return {"keys.md": _keys(), "lint-codes.md": _lint_codes(), "causes.md": _causes(), STOPS: stops()}
+    return {"keys.md": _keys(), "lint-codes.md": _lint_codes(), "causes.md": _causes(), STOPS: stops(),
+            TRAINERS: trainer.shipped_text()}  # fmt: skip
 
 
 def _keys() -> str:

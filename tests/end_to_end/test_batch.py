@@ -286,19 +286,20 @@ def test_a_rerun_submits_the_bytes_of_the_launch(cluster: Runner, place: Path) -
     assert log == f"new\n{folder}/code/work\n"
 
 
-WATCHED = {"RUNNER_WATCH_SECONDS": "1", "RUNNER_STACK_SECONDS": "1"}
+WATCHED = {"RUNNER_WATCH_SECONDS": "1", "RUNNER_STACK_SECONDS": "1", "RUNNER_START_SECONDS": "0"}
 ALL_EVENTS = 'batch = "train.sbatch"\nnotify = ["start", "first_step", "requeue", "failure", "end"]\n'
 TOLD = """\
 #!/bin/bash
 #SBATCH -t 5 -o out
-echo "step 1/2 loss 2.5, token $HF_TOKEN"
+echo "token $HF_TOKEN"
+echo '{"step": 1}' >>"$RUNNER_RUN/metrics.jsonl"
 until grep -q first_step "$RUNNER_ATTEMPT/notified"; do sleep 0.1; done
 exit 9
 """
 
 
 def test_the_webhook_is_told_about_each_attempt_of_a_script(cluster: Runner, place: Path) -> None:
-    """Also about the first step, which runner reads from the log; a secret of the job's variables is masked."""
+    """Also about the first step, if the program writes metrics.jsonl; a secret of the job's variables is masked."""
     write(cluster.project, {"jobs/told.toml": ALL_EVENTS + "[restart]\nscript_failure = 1\n", "train.sbatch": TOLD})
     with Server() as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -337,7 +338,7 @@ wait
 
 
 def test_a_script_that_falls_silent_is_ended_and_restarted(cluster: Runner, place: Path) -> None:
-    """After the second step that runner reads in the log, a log that no longer grows is a hang."""
+    """After three times --hang-seconds, a log that no longer grows is a hang."""
     write(place, {"silent.sbatch": SILENT})
     words = ("--hang-seconds", "3", "--restart", "hang=1", "./silent.sbatch")
     folder = cluster.launch(*words, extra_environ=WATCHED, cwd=place)

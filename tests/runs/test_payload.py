@@ -166,7 +166,7 @@ def test_slurm_does_not_wait_for_scancel_at_the_end_of_a_job(
 ) -> None:
     """While Slurm ends a job, scancel tries again and again: the nodes would be idle until Slurm kills the script."""
     commands = {"squeue": f"#!/bin/sh\necho {state}\n", "scancel": "#!/bin/sh\n: >waited\n"}
-    text = "finish_attempt() { :; }; RUNNER_JOB=7 RUNNER_SAVE_AND_EXIT=told; leave TERM 'the end'; true"
+    text = "RUNNER_JOB=7 RUNNER_ATTEMPT=. RUNNER_SAVE_AND_EXIT=told; finish_attempt() { :; }; leave TERM 'end'; true"
     on_host(run, text, programs(tmp_path / "bin", commands))
     assert ((run / "told").exists(), (run / "waited").exists()) == (True, asked)
 

@@ -195,6 +195,26 @@ def test_a_higher_step_in_metrics_is_progress(tmp_path: Path) -> None:
     assert (code, len(found)) == (3, 3)
 
 
+def test_only_checkpoints_are_progress_once_there_is_one(tmp_path: Path) -> None:
+    """Each attempt gets further than the one before, but none saves again: its steps are lost."""
+    (tmp_path / trainer.FILE).write_text(trainer.render(None, Project(None, tmp_path, tmp_path)))
+    text = (
+        NEXT
+        + """echo "{\\"step\\": $((50 + n))}" >>../metrics.jsonl; c=../checkpoints/checkpoint-50
+    [ -e $c ] || { mkdir -p $c; echo '{}' >$c/trainer_state.json; }; exit 3"""
+    )
+    code, found = restarts_of(tmp_path, text, script_failure=9, without_checkpoint=2)
+    assert (code, found) == (3, ["script_failure"] * 3)  # the first one saved
+    assert "without a new checkpoint (crash loop)" in (tmp_path / "stopped").read_text()
+
+
+def test_steps_that_a_program_prints_are_no_progress(tmp_path: Path) -> None:
+    (tmp_path / trainer.FILE).write_text(trainer.render(None, Project(None, tmp_path, tmp_path)))
+    text = NEXT + 'echo "step $((8 * n)) loss 2"; exit 3'
+    code, found = restarts_of(tmp_path, text, script_failure=9, without_checkpoint=2)
+    assert (code, len(found)) == (3, 2)
+
+
 # --- a full disk
 
 

@@ -23,7 +23,7 @@ from tests.runs.scripts import BARE, SLURM, write_run
 from tests.runs.test_restart import causes
 from tests.waiting import until
 
-RESTART = Path(payload.__file__).with_name("restart.sh")
+RESTART, TRAINER = (Path(payload.__file__).with_name(name) for name in ("restart.sh", "trainer.sh"))
 
 
 def saved(run: Path) -> int:
@@ -63,9 +63,9 @@ def test_a_program_like_megatron_saves_and_resumes(tmp_path: Path, phase: str) -
 def test_the_log_shows_the_trainer_and_its_signal(tmp_path: Path) -> None:
     """Nothing in the job names a signal: the lines of the log do."""
     run = saver_run(tmp_path, MEGATRON, env={"PHASE": "evaluation"})
-    with started(run, RUNNER_WATCH_SECONDS="1") as script:
+    with started(run) as script:
         wait_for_text(run, "holds in evaluation")
-        until((run / "attempts/1/trainer").exists)
+        assert not (run / "attempts/1/trainer").exists()
         time_is_over(script)
         until(lambda: asked(run), "the signal")
         (run / "go").touch()
@@ -225,8 +225,8 @@ def test_the_last_step_decides(tmp_path: Path, steps: str, told: bool, early: bo
     pairs = [each.split("/") for each in steps.split()]
     lines = (json.dumps({"total_steps": int(total), "step": int(step), "loss": 2.5}) for step, total in pairs)
     (tmp_path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    text = f"set -u; RUNNER_RUN={tmp_path} RUNNER_ATTEMPT={attempt}; . {RESTART}; stopped_early && echo early"
-    done = subprocess.run(("bash", "-c", text), capture_output=True, text=True)
+    text = f"RUNNER_RUN={tmp_path} RUNNER_ATTEMPT={attempt}; . {RESTART}; . {TRAINER}; stopped_early && echo early"
+    done = subprocess.run(("bash", "-uc", text), cwd=tmp_path, capture_output=True, text=True)
     assert (done.stdout == "early\n") == early and done.stderr == ""
 
 

@@ -1,7 +1,8 @@
 """How to read a trainer's log and to know its checkpoints: one TOML file per trainer.
 
-The patterns are POSIX extended regular expressions, because a compute node has only grep and awk. They are
-rendered into the file `trainers` of the run folder, which payload/trainer.awk and payload/checkpoints.sh read.
+The patterns are POSIX extended regular expressions, because a compute node has only grep and awk. What a compute node
+needs of the trainers is in the file `trainers` of the run folder: their checkpoints and save signals, and how the log
+shows them. A launch does not read runner's TOML files for that, but payload/trainers.txt, which is made from them.
 """
 
 from __future__ import annotations
@@ -20,11 +21,15 @@ from runner.runs.hub import argument_values
 
 FILE = "trainers"
 """the file of the run folder"""
+SHIPPED = "trainers.txt"
+"""the file of payload/ from which each launch takes what it needs of runner's own trainers"""
 GENERIC = "generic"
 BARS = "bars"
 """what is read if no other trainer is found"""
 NONE = "none"
 """the value of `trainer` for a job whose log must not be read"""
+OWN = "own yes"
+"""the line of a trainer of the user, which has all of its patterns, because its file may change after the launch"""
 _LIMIT_BYTES = 1 << 18
 _SHIPPED = Path(__file__).with_name("trainers")
 _KEYS = (
@@ -48,38 +53,102 @@ def render(
 ) -> str:
     """The text of the file `trainers`: all trainers, the user's first, or only the chosen one.
 
-    `words` are the job's words, which may name the folder of the checkpoints. `place`: the line that chose it.
+    Each line is a key and its value. `words` are the job's words, which may name the folder of the checkpoints.
+    `place`: the line that chose the trainer.
     Raises RunnerError for an unknown trainer, and for an error in one of the user's files.
     """
     if chosen == NONE:
         return ""
-    found = _files(project)
-    if chosen is not None and chosen not in found:
+    own, shipped = _own_files(project), _shipped()
+    if chosen is not None and chosen not in {*own, *shipped}:
         fix = "describe your own trainer in jobs/trainers/NAME.toml"
-        raise unknown("trainer", chosen, [*found, NONE], fix, place)
-    last = (GENERIC, BARS)
-    names = sorted(
-        found,
-        key=lambda name: (name in last and last.index(name) + 1, found[name].parent == _SHIPPED),
-    )
-    if chosen:
-        names = [*last] if chosen == GENERIC else [chosen]
-    lines = [f"chosen {chosen}"] if chosen else []
+        raise unknown("trainer", chosen, [*shipped, *own, NONE], fix, place)
+    names = [chosen] if chosen else [*own, *(name for name in shipped if name not in own)]
     values = _values(words)
-    documents = {name: _read(found[name]) for name in names}
-    for name, document in documents.items():
-        lines += (f"trainer {name}", *_lines(document, values))
-        if like := typed(document, ("like",), str):
-            if like not in found:
-                raise unknown("trainer", like, found, place=document.place("like"))
-            lines += _lines(documents.get(like) or _read(found[like]), values)
+    lines = [f"chosen {chosen}"] if chosen else []
+    for name in names:
+        found = [OWN, *_lines_of(own[name], own)] if name in own else shipped[name]
+        lines += (f"trainer {name}", *_for_run(found, values))
     return "\n".join(lines) + "\n"
 
 
-def _files(project: Project) -> dict[str, Path]:
-    """Name -> file; a user's file replaces runner's file of the same name."""
-    folders = (_SHIPPED, *([project.root / "jobs/trainers"] if project.root else []))
-    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}
+def readable(text: str) -> str:
+    """The file `trainers` of a run, with all patterns of each trainer: for what reads the steps of a log.
+
+    Runs of earlier versions have them all in the file.
+    """
+    lines: list[str] = []
+    shipped = _shipped()
+    for name, found in _sections(text).items():
+        if name is not None:
+            lines.append(f"trainer {name}")
+        is_ours = name in shipped and OWN not in found
+        lines += _lines_of(_SHIPPED / f"{name}.toml", {}) if is_ours else found
+    return "\n".join(lines) + "\n"
+
+
+def shipped_text() -> str:
+    """The text of payload/trainers.txt: what launches and compute nodes need of runner's own trainers."""
+    names = sorted(path.stem for path in _SHIPPED.glob("*.toml"))
+    lines: list[str] = []
+    for name in (*(name for name in names if name not in (GENERIC, BARS)), GENERIC, BARS):
+        lines += (f"trainer {name}", *_needed(_lines_of(_SHIPPED / f"{name}.toml", {})))
+    return "\n".join(lines) + "\n"
+
+
+def _needed(lines: Sequence[str]) -> Iterator[str]:
+    """Of a trainer's lines, those that a launch and a compute node need.
+
+    Lines of steps are among them only if the line of a printed checkpoint does not name its step: it is the last one.
+    """
+    keys = ("recognize ", "save_signal ", "script_", "checkpoint_")
+    yield from (line for line in lines if line.startswith(keys))
+    tables: list[list[str]] = []
+    for line in lines:
+        if line.startswith("line "):
+            tables.append([line])
+        elif line.startswith(("find step ", "find saved ")):
+            tables[-1].append(line)
+    saving = [table for table in tables if any(line.startswith("find saved ") for line in table)]
+    if any(len(table) == 2 for table in saving):
+        saving = [table for table in tables if len(table) > 1]
+    yield from (line for table in saving for line in table)
+
+
+def _sections(text: str) -> dict[str | None, list[str]]:
+    """Name -> lines of each trainer. Lines before the first one have the name None."""
+    found: dict[str | None, list[str]] = {}
+    name = None
+    for line in text.splitlines():
+        if line.startswith("trainer "):
+            name = line.removeprefix("trainer ")
+            found[name] = []
+        else:
+            found.setdefault(name, []).append(line)
+    return found
+
+
+def _shipped() -> dict[str, list[str]]:
+    """Name -> lines of each of runner's own trainers."""
+    text = (Path(__file__).with_name("payload") / SHIPPED).read_text(encoding="utf-8")
+    return {name: lines for name, lines in _sections(text).items() if name is not None}
+
+
+def _for_run(lines: Sequence[str], values: Mapping[str, str]) -> Iterator[str]:
+    """The lines for a run whose job has these options: they name the folders of its checkpoints."""
+    for line in lines:
+        key, _, value = line.partition(" ")
+        if key == "checkpoint_argument":
+            if value in values:
+                yield f"checkpoint_folder {values[value]}"
+        elif not key.startswith("script_"):
+            yield line
+
+
+def _own_files(project: Project) -> dict[str, Path]:
+    """Name -> file of the user's trainers. Such a file replaces runner's trainer of the same name."""
+    folder = project.root / "jobs/trainers" if project.root else None
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))} if folder else {}
 
 
 class Saving(NamedTuple):
@@ -102,24 +171,72 @@ def saving(chosen: str | None, project: Project, text: str) -> Saving | None:
 
     Raises RunnerError for an error in one of the user's files.
     """
-    files = _files(project)
-    names = (
-        [chosen]
-        if chosen in files
-        else sorted(files, key=lambda name: files[name].parent == _SHIPPED)
-    )
-    for name in (name for name in names if name is not None and chosen != NONE):
-        document = _read(files[name])
-        match = typed(document, ("script", "match"), str)
+    if chosen == NONE:
+        return None
+    own, shipped = _own_files(project), _shipped()
+    names = [*own, *(name for name in shipped if name not in own)]
+    for name in [chosen] if chosen in names else names:
+        lines = _saving_lines(_documents(own[name], own)) if name in own else shipped[name]
+        values = dict(line.split(" ", 1) for line in lines)
+        match = values.get("script_match")
         if name != chosen and (match is None or not re.search(match, text)):
             continue
-        like = typed(document, ("like",), str)
-        documents = (document, *([_read(files[like])] if like in files else []))
-        signals = next(filter(None, map(_save_signals, documents)), ())
-        table = next(filter(None, (typed(each, ("script",), dict, {}) for each in documents)), {})
-        launchers = tuple(table.get("launchers", ()))
-        return Saving(name, signals, table.get("saves", ""), launchers, table.get("add", ""))
+        signals, launchers = (
+            tuple(values.get(key, "").split()) for key in ("save_signal", "script_launchers")
+        )
+        return Saving(
+            name, signals, values.get("script_saves", ""), launchers, values.get("script_add", "")
+        )
     return None
+
+
+def _documents(path: Path, own: Mapping[str, Path]) -> tuple[Document, ...]:
+    """The trainer's file, and that of the trainer that it is like."""
+    document = _read(path)
+    like = typed(document, ("like",), str)
+    if like is None:
+        return (document,)
+    beside = own.get(like) or _SHIPPED / f"{like}.toml"
+    if like not in own and not beside.is_file():
+        raise unknown("trainer", like, {*_shipped(), *own}, place=document.place("like"))
+    return document, _read(beside)
+
+
+def _lines_of(path: Path, own: Mapping[str, Path]) -> list[str]:
+    """All lines of one trainer: a key and its value each. Its own are before those of the trainer that it is like."""
+    documents = _documents(path, own)
+    lines = [line for document in documents for line in _lines(document)]
+    saves = [*_saving_lines(documents)]
+    return [*saves, *(_recognizing(lines) if saves else ()), *lines]
+
+
+def _recognizing(lines: Sequence[str]) -> Iterator[str]:
+    """The pattern of a line that only this trainer prints: `detect`, or else that of its first line with a loss.
+
+    By it, the batch script recognizes a trainer with a save signal in the log.
+    """
+    match = None
+    for line in lines:
+        key, _, value = line.partition(" ")
+        if key == "line":
+            match = value
+        if key == "detect" or (match and line.startswith("find loss ")):
+            yield f"recognize {value if key == 'detect' else match}"
+            return
+
+
+def _saving_lines(documents: Sequence[Document]) -> Iterator[str]:
+    for document in documents:
+        refuse_unknown_keys(document, ("script",), _SCRIPT, "trainer")
+    if signals := next(filter(None, map(_save_signals, documents)), ()):
+        yield f"save_signal {' '.join(signals)}"
+    tables = [typed(each, ("script",), dict, {}) for each in documents]
+    if match := typed(documents[0], ("script", "match"), str):
+        yield f"script_match {match}"
+    table = next(filter(None, tables), {})
+    if "launchers" in table:
+        yield f"script_launchers {' '.join(table['launchers'])}"
+    yield from (f"script_{key} {table[key]}" for key in ("saves", "add") if key in table)
 
 
 def _save_signals(document: Document) -> tuple[str, ...]:
@@ -131,12 +248,6 @@ def _save_signals(document: Document) -> tuple[str, ...]:
         if name not in SAVE_SIGNALS:
             raise unknown("save_signal", name, SAVE_SIGNALS, place=document.place("save_signal"))
     return signals
-
-
-def _save_lines(document: Document) -> Iterator[str]:
-    refuse_unknown_keys(document, ("script",), _SCRIPT, "trainer")
-    if signals := _save_signals(document):
-        yield f"save_signal {' '.join(signals)}"
 
 
 def _read(path: Path) -> Document:
@@ -155,8 +266,8 @@ def _values(words: Sequence[str]) -> dict[str, str]:
     }
 
 
-def _lines(document: Document, values: Mapping[str, str]) -> Iterator[str]:
-    """The lines of one trainer: a key and its value each. `values` are the options of the job."""
+def _lines(document: Document) -> Iterator[str]:
+    """The lines of one file: how to read the log, and what a complete checkpoint is."""
     shipped = document.path.parent == _SHIPPED  # the tests have checked its patterns
 
     def pattern(value: Any, *keys: str) -> str:
@@ -169,7 +280,6 @@ def _lines(document: Document, values: Mapping[str, str]) -> Iterator[str]:
         yield "without_loss yes"
     if epoch := typed(document, ("first_epoch",), int):
         yield f"first_epoch {epoch}"
-    yield from _save_lines(document)
     tables = typed(document, ("lines",), list, [])
     for index, table in enumerate(tables):
         place = ("lines", str(index))
@@ -219,7 +329,7 @@ def _lines(document: Document, values: Mapping[str, str]) -> Iterator[str]:
             raise wrong_type(document, ("checkpoints", key), "text, or an array of texts")
         if key == "arguments":
             names = [word.lstrip("-").replace("-", "_") for word in words]
-            yield from (f"checkpoint_folder {values[name]}" for name in names if name in values)
+            yield from (f"checkpoint_argument {name}" for name in names)
         elif key != "resume":
             yield from (f"checkpoint_{key} {word}" for word in words)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import RunnerError
+from runner.located_toml import Document, read_toml
 from runner.project import Project
 from runner.runs import trainer
 from tests.runs.trainers.test_logs import AWKS, read
@@ -32,7 +33,8 @@ def test_a_trainer_of_the_user(project: Project) -> None:
     names = [line.removeprefix("trainer ") for line in text.splitlines() if line.startswith("trainer ")]
     assert set(names[:2]) == {"mine", "nanogpt"} and names[-2:] == ["generic", "bars"] and len(names) == len(set(names))
     assert trainer.render("mine", project).splitlines() == [
-        "chosen mine", "trainer mine", "line round [0-9]+", "find step round ", "find loss cost "]  # fmt: skip
+        "chosen mine", "trainer mine", "own yes", "line round [0-9]+", "find step round ", "find loss cost ",
+    ]  # fmt: skip
 
 
 def test_the_page_describes_each_trainer_and_its_examples_work(project: Project, tmp_path: Path) -> None:
@@ -46,6 +48,46 @@ def test_the_page_describes_each_trainer_and_its_examples_work(project: Project,
         name, [entry] = read(log, awk, trainer.render(None, project), tmp_path)
         expected = {"step": 30, "total_steps": 900, "loss": 2.5, "tokens_per_second": 1200}
         assert name == "mine" and entry.items() >= expected.items()
+
+
+def test_a_launch_reads_none_of_our_files(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But payload/trainers.txt, which is made from them."""
+    read = []
+
+    def noted(path: Path) -> Document:
+        read.append(path.stem)
+        return read_toml(path)
+
+    monkeypatch.setattr(trainer, "read_toml", noted)
+    write(project, "like = 'huggingface'\n[script]\nmatch = 'mytrainer'\n")
+    assert trainer.render("megatron-lm", project, ["--save", "out"]).splitlines() == [
+        "chosen megatron-lm", "trainer megatron-lm", "save_signal TERM",
+        r"recognize  iteration +[0-9]+/ *[0-9]+ \| consumed samples:",
+        "checkpoint_name iter_*/", "checkpoint_tracker latest_checkpointed_iteration.txt", "checkpoint_folder out",
+        "line successfully saved checkpoint from iteration +[0-9]+ to ",
+        "find step successfully saved checkpoint from iteration +",
+        "find saved successfully saved checkpoint from iteration +[0-9]+ to ",
+    ]  # fmt: skip
+    found = trainer.saving("megatron-lm", project, "")
+    assert found and (found.signals, found.add) == (("TERM",), "--exit-signal-handler") and not read
+    found = trainer.saving(None, project, "from mytrainer")
+    assert found and (found.trainer, found.signals, found.saves) == ("mine", ("TERM",), "")
+    assert read == ["mine", "huggingface"]
+
+
+def test_the_file_of_a_run_can_be_completed(project: Project) -> None:
+    """For what reads the steps of a log: with all patterns of ours; the user's are complete already."""
+    write(project, "[[lines]]\nmatch = 'a'\nstep = 'x'\n", "nanogpt")
+    text = trainer.render(None, project)
+    assert "find loss" not in text
+    complete = trainer.readable(text)
+    assert complete.splitlines()[:4] == ["trainer nanogpt", "own yes", "line a", "find step x"]
+    names = re.findall(r"^trainer .*", text, re.M)
+    assert re.findall(r"^trainer .*", complete, re.M) == names
+    assert complete.count("\nfind loss ") > 20 and "find loss : loss " not in complete
+    assert trainer.readable(complete) == complete
+    assert trainer.readable("trainer gone\nline a\n") == "trainer gone\nline a\n"
+    assert trainer.readable(trainer.render("generic", project)).count("\nline ") == 3
 
 
 def test_an_unknown_trainer(project: Project) -> None:

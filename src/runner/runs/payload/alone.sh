@@ -18,7 +18,6 @@ only_one_attempt() {
 
 wait_for_attempt() {
     local attempt=attempts/$1 mine=${SLURM_JOB_ID:-local-$$} job waited
-    exec 9<> <(:) # an empty pipe: `read -t` on it pauses without starting a process
     for ((waited = 0; waited < 60; waited++)); do
         [ ! -e "$attempt/exit_code" ] || break
         job=$(sed -n 's/^job //p' "$attempt/started" 2>/dev/null)
@@ -35,9 +34,8 @@ wait_for_attempt() {
             : >"$attempt/replaced"
             : >"$attempt/save-and-exit"
         fi
-        read -r -t 2 -u 9 _
+        pause 2
     done
-    exec 9>&-
     # nothing shows that the other job has ended, and its attempt is still alive
     ((waited < 60)) || [ "$job" = "$mine" ] || refuse_second_start "$job" "$1" "$2"
 }

@@ -3,6 +3,8 @@
 # variables, run the step, and record how the attempt ended.
 
 # shellcheck source=/dev/null
+. payload/pause.sh
+# shellcheck source=/dev/null
 . payload/signals.sh
 # shellcheck source=/dev/null
 . payload/log_times.sh
@@ -77,7 +79,7 @@ next_attempt() {
         fi
         ((waited)) || say "cannot create $RUNNER_RUN/attempts/$number: waiting up to ${RUNNER_ROOM_SECONDS:-300} s for free space on the disk"
         waited=$((waited + 5))
-        read -r -t 5 _ <> <(:) # pause without starting a process
+        pause 5
     done
     only_one_attempt "$number" # if two jobs start at the same moment, the lower number continues
     record_job "$RUNNER_JOB"
@@ -107,10 +109,10 @@ make_attempt() {
     mkdir "$folder" 2>/dev/null || return
     {
         mkdir "$folder/finished" &&
-            printf 'started %s\njob %s\nnodes %s\nheld %s\ncpus %s\ngpus %s\ncheckpoint %s\nstep %s\n' \
+            printf 'started %s\njob %s\nnodes %s\nheld %s\ncpus %s\ngpus %s\ntasks %s\ncheckpoint %s\nstep %s\n' \
                 "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "${SLURM_JOB_ID:-local-$$}" "${SLURM_JOB_NODELIST:-$(uname -n)}" \
                 "${SLURM_JOB_NODELIST:-$(uname -n)}" "${SLURM_CPUS_ON_NODE:-$(nproc)}" "$2" \
-                "$(newest_checkpoint)" "$(newest_step)" >"$folder/started"
+                "${SLURM_NTASKS:-1}" "$(newest_checkpoint)" "$(newest_step)" >"$folder/started"
     } 2>/dev/null && return
     rm -rf "$folder"
     return 1
@@ -251,6 +253,7 @@ leave() {
     signalled=yes
     say "$1 ($2): asking the program to save and exit"
     : >"$RUNNER_SAVE_AND_EXIT"
+    recognize_trainer
     # Slurm kills the job soon after TERM: decide now whether another attempt follows
     if [ "$1" = TERM ]; then
         # shellcheck disable=SC2034 # restart.sh reads it
@@ -274,7 +277,7 @@ run_step() {
     local code seconds=$1
     shift
     note_time step
-    "$@" &
+    "$@" 9>&- &
     wait_for $! "$seconds"
     code=$?
     if [ "$code" != 0 ] && [ -z "$ending" ] && [ -n "${SLURM_JOB_ID:-}" ] && [ ! -e "$RUNNER_SAVE_AND_EXIT" ] &&
@@ -282,7 +285,7 @@ run_step() {
         say "an earlier step left its container on a node: starting the step once more"
         rm -f "$RUNNER_ATTEMPT/first_failure" "$RUNNER_ATTEMPT"/preflight-node-* "$RUNNER_ATTEMPT"/setup-node-*
         note_time step
-        "$@" &
+        "$@" 9>&- &
         wait_for $! "$seconds"
         code=$?
     fi
@@ -293,15 +296,12 @@ run_step() {
 # Returns the exit code of the task that failed first. If none failed, returns 75 if a task or the program asked for another
 # attempt (attempts/N/continue) or stopped early, and otherwise the exit code of the step.
 wait_for() {
-    local code clock watcher reader wake quiet
+    local code clock watcher
     signalled= # a trapped signal interrupts `wait`, but not the step: `leave` sets this variable, and we wait again
     log_times &
     clock=$!
     watch_over "$1" "${2:-0}" &
     watcher=$!
-    exec {wake}<> <(:) {quiet}<> <(:) # empty pipes
-    follow_log "$1" "$wake" "$RUNNER_RUN/job.log=$log_bytes" &
-    reader=$!
     wait "$1" 2>/dev/null # without the line "Killed" of bash, which `runner why` would take for the cause
     code=$?
     while [ -n "$signalled" ]; do
@@ -312,9 +312,6 @@ wait_for() {
     note_end "$code"
     kill -KILL "$clock" "$watcher" 2>/dev/null
     wait "$clock" "$watcher" 2>/dev/null # afterwards they write nothing, and bash prints no "Killed" line
-    end_reader "$reader" "$wake"
-    [ "$code" != 0 ] || note_unread # a program that failed may not have reached its first step
-    exec {wake}>&- {quiet}>&-
     if [ -s "$RUNNER_ATTEMPT/first_failure" ]; then
         read -r code _ <"$RUNNER_ATTEMPT/first_failure"
     elif [ -e "$RUNNER_ATTEMPT/continue" ]; then
@@ -329,24 +326,11 @@ wait_for() {
     return "$code"
 }
 
-# note_end CODE: note the end of the step. A failure is detected now, unless payload/watch.sh has detected it.
+# note_end CODE: note the end of the step, and the checkpoints that the program has printed. A failure is detected now, unless
+# payload/watch.sh has detected it.
 note_end() {
     note_time step_end
     [ "$1" = 0 ] || grep -q ' detected$' "$RUNNER_ATTEMPT/times" 2>/dev/null || note_time detected
     note_left
-}
-
-# end_reader PID FD: wait until the reader has read the end of the log, and end it if that takes too long: the file system of the
-# log may not answer.
-end_reader() {
-    local waited
-    echo >&"$2"
-    for ((waited = 0; waited < 5 * ${RUNNER_READ_SECONDS:-60}; waited++)); do
-        kill -0 "$1" 2>/dev/null || return 0
-        read -r -t 0.2 -u "$quiet" _
-    done
-    say "reading the end of the log took longer than ${RUNNER_READ_SECONDS:-60} s: some steps may be missing"
-    disown "$1"
-    signal_descendants KILL "$1"
-    kill -KILL "$1"
+    note_saved "$RUNNER_ATTEMPT"
 }

@@ -137,8 +137,6 @@ say() { printf 'runner: %s\n' "$*" >&2; }
 all_tasks_finished() { :; } # the exit code of the script tells
 # shellcheck disable=SC2034 # in_place.sh
 program='the script' stays_by_default=
-# shellcheck disable=SC2034 # trainer.sh: the processes of the training, for the tokens per second of all of them
-script_processes=$((${gpus:-0} > ${SLURM_NTASKS:-1} ? ${gpus:-0} : ${SLURM_NTASKS:-1}))
 
 # shellcheck disable=SC2034 # in_place.sh
 # find_nodes: end what the script has left running. The next attempt has the same nodes.
@@ -163,9 +161,9 @@ again() {
     overlap=$(steps)
     shopt -s execfail
     trap - EXIT TERM
-    exec {quiet}>&- {start}>&- {wake}>&-
+    exec {start}>&-
     # Only where an old step is left, on a node that does not answer: parallel steps of the script would share their GPUs.
-    become BASH_ENV="$bash_file" RUNNER_AGAIN=yes ${overlap:+SLURM_OVERLAP=1} "${job_words[@]}" 1>&3 2>&4 3>&- 4>&-
+    become BASH_ENV="$bash_file" RUNNER_AGAIN=yes ${overlap:+SLURM_OVERLAP=1} "${job_words[@]}" 1>&3 2>&4 3>&- 4>&- 9>&-
 }
 
 [ -z "$array_task" ] || RUNNER_JOB=${array_job}_$array_task
@@ -193,17 +191,15 @@ printf '%s\n' "$output_bytes" >"$RUNNER_ATTEMPT/log_bytes"
 [ "$errors" = "$output" ] || printf '%s\n' "$log_bytes" >>"$RUNNER_ATTEMPT/log_bytes"
 log_of_attempt() { tail -c "+$((log_bytes + 1))" "$errors" 2>/dev/null | tail -c 100000 | tr -d '\0'; }
 
-exec {quiet}<> <(:) # an empty pipe: `read -t` on it pauses without starting a process
-
 # Two processes that do nothing, and that every signal ends. They tell whom Slurm has signalled:
 #   the first is in the group of this process: it dies with `scancel --full`
 #   the second is in a group of its own: it dies only if all processes of the job get the signal
 start_canaries() {
     canaries=()
-    sleep 1000000 >/dev/null 2>&1 3>&- 4>&- &
+    sleep 1000000 >/dev/null 2>&1 3>&- 4>&- 9>&- &
     canaries+=($!)
     set -m
-    sleep 1000000 >/dev/null 2>&1 3>&- 4>&- &
+    sleep 1000000 >/dev/null 2>&1 3>&- 4>&- 9>&- &
     canaries+=($!)
     set +m
     disown "${canaries[@]}" # bash prints nothing about their end
@@ -228,7 +224,7 @@ pass_on() {
     [ "$1" != TERM ] || pauses=10 # Slurm sends only TERM to all processes, one by one
     for ((waited = 0; waited < pauses; waited++)); do
         ! has_signal "${canaries[1]}" || break
-        read -r -t 0.1 -u "$quiet" _
+        pause 0.1
     done
     if has_signal "${canaries[1]}"; then
         [ "$1" != TERM ] || ending=yes
@@ -247,7 +243,7 @@ end_step() {
     say "$2: ending the script"
     kill -TERM -- "-$1"
     for ((waited = 0; waited < 10; waited++)); do
-        read -r -t 1 -u "$quiet" _
+        pause 1
         kill -0 "$1" 2>/dev/null || return
     done
     kill -KILL -- "-$1"
@@ -260,7 +256,7 @@ set -m
 (
     read -r -u "$start" _
     cd "$folder" || exit
-    exec 1>&3 2>&4 3>&- 4>&- {start}>&- {quiet}>&-
+    exec 1>&3 2>&4 3>&- 4>&- 9>&- {start}>&-
     become RUNNER_RUN="$RUNNER_RUN" RUNNER_ATTEMPT="$RUNNER_ATTEMPT" RUNNER_SAVE_AND_EXIT="$RUNNER_SAVE_AND_EXIT" \
         "${withheld[@]}" "${words[@]}"
 ) &
@@ -270,22 +266,17 @@ for signal in HUP INT QUIT ABRT ALRM USR1 USR2 XCPU TERM; do
     # shellcheck disable=SC2064 # now
     trap "arrived+=($signal)" "$signal"
 done
-log_times 3>&- 4>&- & # reports the first step
+log_times 3>&- 4>&- &
 watchers=($!)
 watch_over "$child" "${hang_seconds:-0}" 3>&- 4>&- &
 watchers+=($!)
-exec {wake}<> <(:)
-logs=("$RUNNER_RUN/job.log=$output_bytes")
-[ "$errors" = "$output" ] || logs+=("$RUNNER_RUN/job.err=$log_bytes")
-follow_log "$child" "$wake" "${logs[@]}" 3>&- 4>&- &
-reader=$!
 disown "${watchers[@]}"
 note_time step
 echo >&"$start"
 # Not with `wait`: bash 5.2 forgets the exit code of a process that ends just before a signal with a trap arrives. And a `read`
 # in a trap would never return to this one.
 while kill -0 "$child" 2>/dev/null; do
-    read -r -t 0.2 -u "$quiet" _
+    pause 0.2
     while [ "${#arrived[@]}" -gt 0 ]; do
         signal=${arrived[0]} arrived=("${arrived[@]:1}")
         pass_on "$signal"
@@ -300,8 +291,6 @@ wait "$child"
 code=$?
 note_end "$code"
 kill -KILL "${watchers[@]}" "${canaries[@]}" 2>/dev/null
-end_reader "$reader" "$wake"
-[ "$code" != 0 ] || note_unread
 jobs=$(cat "$RUNNER_ATTEMPT/jobs" 2>/dev/null)
 rm -f "$RUNNER_ATTEMPT/jobs"
 [ "$code" = 0 ] || [[ " ${arrived[*]} " != *" TERM "* ]] || ending=yes # Slurm ends the job, but the script ended before

@@ -5,6 +5,9 @@
 # Processes of the attempts 1 to NUMBER that are left on this node are killed: they could still write to the run folder. GPUs:
 # how many the job has on the node. SECONDS: driver errors of this time count.
 
+# shellcheck source=/dev/null
+. "${0%/*}/pause.sh"
+
 # Print the processes of earlier attempts on this node. The batch script belongs to no step, and so do its helpers.
 left() {
     local patterns=() number file pid
@@ -20,12 +23,11 @@ left() {
 # end_processes RUN NUMBER: kill these processes. Print those that are still there after 5 s: they wait for a device.
 end_processes() {
     local pids waited
-    exec 9<> <(:) # an empty pipe: `read -t` on it pauses without starting a process
     for ((waited = 0; waited < 50; waited++)); do
         mapfile -t pids < <(left "$@")
         [ "${#pids[@]}" -gt 0 ] || return 0
         kill -KILL "${pids[@]}" 2>/dev/null
-        read -r -t 0.1 -u 9 _
+        pause 0.1
     done
     printf 'process %s cannot be killed' "${pids[*]}"
 }

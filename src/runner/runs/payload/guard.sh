@@ -16,7 +16,6 @@ restarts "$@"
 count_restarts
 read_secrets
 kill_wait=$(scontrol show config 2>/dev/null | sed -n 's/^KillWait *= *\([0-9]*\).*/\1/p')
-exec {quiet}<> <(:) # an empty pipe: `read -t` on it pauses without starting a process
 
 # Slurm ends the job. The batch script gets the same signal, and records the cause and what follows. If it does not, it was
 # killed.
@@ -26,7 +25,7 @@ stopped_by_slurm() {
     attempt_now
     while ((SECONDS - begin < ${kill_wait:-30} - 2)); do # Slurm then kills this script
         ! is_explained || exit 0
-        read -r -t 0.1 -u "$quiet" _
+        pause 0.1
     done
     give_up "the batch script was killed"
     [ -s "$RUNNER_ATTEMPT/cause" ] || write_line "$RUNNER_ATTEMPT/cause" script_failure
@@ -74,7 +73,7 @@ lost() {
 # Free the nodes. The controller may be restarting.
 end_job() {
     until timeout 60 scancel "$RUNNER_JOB"; do
-        read -r -t 5 -u "$quiet" _
+        pause 5
         ask_slurm
     done
     exit 0
@@ -105,7 +104,7 @@ trap stopped_by_slurm TERM
 echo ready >&3
 exec 3>&-
 while :; do
-    read -r -t "${RUNNER_GUARD_SECONDS:-60}" -u "$quiet" _
+    pause "${RUNNER_GUARD_SECONDS:-60}"
     ! ask_slurm || hostnames "$nodes" | grep -q -x -F "$first" || lost "Slurm has taken node $first from the job"
     ! is_silent || lost "it no longer runs on $first"
 done

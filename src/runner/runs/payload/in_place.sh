@@ -88,13 +88,12 @@ compared() {
 end_ranks() {
     local step waited patience=15
     [ ! -s "$RUNNER_ATTEMPT/silent" ] && [ -z "$(lost_nodes)" ] || patience=1
-    exec 9<> <(:)
     for ((waited = 0; waited < patience; waited++)); do
         [ -n "$(steps)" ] || return 0
         if ((waited == 5 || patience == 1)); then
             for step in $(steps); do timeout 60 scancel --signal=KILL "$step" >/dev/null 2>&1 & done
         fi
-        read -r -t 0.2 -u 9 _
+        pause 0.2
     done
 }
 
@@ -243,11 +242,10 @@ may_stay() {
 # cancelled job does not start again.
 await_term() {
     local waited
-    exec 9<> <(:) # an empty pipe: `read -t` on it pauses without starting a process
     for ((waited = 0; waited < 300; waited++)); do
         ((waited % 10)) || ! messages_of_this_attempt | grep -q '\*\*\* JOB ' || ending=yes
         [ -z "$ending" ] || return 0
-        read -r -t 0.1 -u 9 _
+        pause 0.1
     done
 }
 
@@ -261,10 +259,9 @@ was_out_of_memory() { log_of_attempt | grep -a -q -E 'oom_kill event|oom-kill ev
 # Print the job's state, the time left and its nodes. A controller that restarts gets half a minute.
 job_now() {
     local tried
-    exec 9<> <(:) # an empty pipe: `read -t` on it pauses without starting a process
     for ((tried = 0; tried < 6; tried++)); do
         timeout 20 squeue --noheader --jobs="$RUNNER_JOB" --format='%T %L %N' 2>/dev/null && return
-        read -r -t 5 -u 9 _
+        pause 5
     done
 }
 

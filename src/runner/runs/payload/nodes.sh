@@ -203,9 +203,8 @@ ask_nodes() {
             bash payload/check.sh "$RUNNER_RUN" "$number" "$gpus" "$seconds" </dev/null >>"$file" 2>>"$file.errors" &
         pids+=($!)
     done
-    exec 9<> <(:) # an empty pipe: `read -t` on it pauses without starting a process
     for ((waited = 0; waited < 10 * ${RUNNER_CHECK_SECONDS:-20}; waited++)); do
-        read -r -t 0.1 -u 9 _
+        pause 0.1
         (($(sed -n -E "/$answer/p" "$file" | wc -l) < expected)) || break
         kill -0 "${pids[@]}" 2>/dev/null || break # all of them have ended
         [ -z "$ending" ] || break
@@ -272,10 +271,9 @@ start_guard() {
     : >.guard-ready
     keep_guard &
     write_line ./guard "$!"
-    exec 9<> <(:) # an empty pipe: `read -t` on it pauses without starting a process
     for ((waited = 0; waited < 150; waited++)); do
         [ ! -s .guard-ready ] || return 0
-        read -r -t 0.1 -u 9 _
+        pause 0.1
     done
 }
 
@@ -289,7 +287,6 @@ keep_guard() {
     local node pid='' waited
     trap - EXIT
     trap '' TERM USR2 # the batch script handles them
-    exec 9<> <(:)     # an empty pipe: `read -t` on it pauses without starting a process
     while is_child "$BASHPID"; do
         write_line ./alive "$$"
         if [ -z "$pid" ] || ! kill -0 "$pid" 2>/dev/null; then
@@ -300,7 +297,7 @@ keep_guard() {
             disown "$pid" # bash prints nothing about its end
         fi
         for ((waited = 0; waited < ${RUNNER_GUARD_SECONDS:-60}; waited++)); do
-            read -r -t 1 -u 9 _
+            pause 1
             is_child "$BASHPID" || return # without delay: Slurm may wait for this process at the end of the job
         done
     done

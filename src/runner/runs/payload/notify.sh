@@ -75,7 +75,8 @@ json_text() {
     printf '"%s"' "${text//$'\t'/\\t}"
 }
 
-# Report the first training step of this attempt once: when a new line of metrics.jsonl contains "step".
+# Report the first training step of this attempt once: when the program has added a line with "step" to metrics.jsonl. Of a
+# program that does not write this file, no steps are known here.
 first_step() {
     [ -n "${RUNNER_WEBHOOK:-}" ] && [ -z "${first_step_told:-}" ] || return 0
     tail -c "+$((${metrics_bytes:-0} + 1))" "$RUNNER_RUN/metrics.jsonl" 2>/dev/null | grep -q -m 1 '"step"' || return 0
@@ -90,14 +91,12 @@ first_step() {
 
 # Wait for the message about the first step, if it is on its way: what Slurm kills afterwards is lost.
 await_first_step() {
-    local tries pipe
+    local tries
     [ -e "$RUNNER_ATTEMPT/.posting" ] || return 0
-    exec {pipe}<> <(:) # an empty pipe: `read -t` on it pauses without starting a process
     for ((tries = 0; tries < 110; tries++)); do # `post` takes at most 10 s
         [ -e "$RUNNER_ATTEMPT/.posting" ] || break
-        read -r -t 0.1 -u "$pipe"
+        pause 0.1
     done
-    exec {pipe}>&-
 }
 
 # notify_end CODE: report how the attempt ended. If another attempt follows, finish_attempt has already reported that.

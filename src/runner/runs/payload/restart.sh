@@ -179,6 +179,7 @@ may_start() {
     if [ -z "$cause" ]; then
         cause=$(cause_of_killed "$last")
         causes[$last]=$cause
+        note_saved "attempts/$last"
         write_line "attempts/$last/cause" "$cause"
     fi
     # the user may requeue a job whose last attempt is done or cancelled
@@ -350,9 +351,9 @@ all_tasks_finished() {
     [ "$(compgen -G "$RUNNER_ATTEMPT/finished/*" | wc -l)" = $((${nodes:-1} * ${tasks:-1})) ]
 }
 
-# Succeed if the program was asked to save, and left before its last step. Trainers exit with 0 then. If the log does not show
-# the last step, a trainer that got its signal (payload/save.sh) has left because of it. A program that logs only every tenth
-# step may have made the last steps although the log does not show them.
+# Succeed if the program was asked to save, and left before its last step. Trainers exit with 0 then. The last step is in
+# metrics.jsonl, or else at the end of the log (last_count). If it is in neither, a trainer that got its signal (payload/save.sh)
+# has left because of it. A program that logs only every tenth step may have made the last steps although none shows them.
 stopped_early() {
     local entry step='' total='' before=0 told=
     [ -e "$RUNNER_ATTEMPT/save-and-exit" ] && [ -z "$ending" ] || return 1
@@ -362,6 +363,7 @@ stopped_early() {
         before=${step:-0} step=$((10#${BASH_REMATCH[1]}))
         [[ $entry =~ \"total_steps\":\ *([0-9]{1,15}) ]] && total=$((10#${BASH_REMATCH[1]}))
     done < <(tail -c 1000000 "$RUNNER_RUN/metrics.jsonl" 2>/dev/null | grep -a -E '"total_steps": *[0-9]' | tail -n 2)
+    [ -n "$step" ] || read -r step total before < <(last_count)
     if [ -z "$step" ]; then
         [ -n "$told" ]
     elif [ -z "$told" ] && ((before > 0 && total - step < step - before)); then
@@ -375,9 +377,8 @@ stopped_early() {
 # afterwards, so wait up to 3 s for the message.
 await_report() {
     local reported='' waited
-    exec 9<> <(:) # an empty pipe: `read -t` on it pauses without starting a process
     for ((waited = 0; waited < 3; waited++)); do
-        read -r -t 1 -u 9 _
+        pause 1
         reported=$(cause_in "$(messages_of_this_attempt)")
         [ -z "$reported" ] || break
     done
@@ -406,6 +407,7 @@ finish_attempt() {
     local cause='' why
     [ -z "$decided" ] && [ ! -e "$RUNNER_ATTEMPT/replaced" ] || return 0
     cd "$RUNNER_RUN" || return
+    [ -z "$ending" ] || note_saved "$RUNNER_ATTEMPT" # otherwise, note_end has done that
     for _ in 1 2 3; do # try again if TERM, which Slurm sends to every process, ends the subshell before it ignores TERM
         [ -n "$cause" ] || cause=$(trap '' TERM && cause_of "$1")
     done

@@ -78,7 +78,7 @@ is_for() {
 }
 
 # save_signals: set runner_signals to the signals on which the program saves, in addition to USR2: those of the job, or else
-# those of the trainer that payload/trainer.sh has recognized in the log.
+# those of the trainer that recognize_trainer (payload/trainer.sh) has found in the log.
 save_signals() {
     runner_signals=${RUNNER_SAVE_SIGNAL:-}
     if [ -z "$runner_signals" ] && [ -s "$RUNNER_ATTEMPT/trainer" ]; then

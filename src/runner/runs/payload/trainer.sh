@@ -1,116 +1,134 @@
 # shellcheck shell=bash
-# Functions of the batch script, on the host. They read the progress of a program from its log, for programs that do not write
-# metrics.jsonl themselves. The patterns are in the file `trainers` of the run folder. The caller sets RUNNER_RUN and
-# RUNNER_ATTEMPT.
+# Functions of the batch script, on the host. They look into the log of a program that knows nothing of runner, when a decision
+# needs it: which trainer it is, which checkpoints it has printed, and whether it has reached its last step. The patterns are in
+# the file `trainers` of the run folder. All of these functions must run in the run folder.
 
-# follow_log PID FD LOG=BYTES…: while process PID runs, read what was added to each LOG after its first BYTES, and to the log of
-# the last rank. Add a line to metrics.jsonl for each training step. Runs in the background. A line on the file descriptor FD
-# wakes it; it reads once more and ends if PID has ended.
-follow_log() {
-    local pid=$1 wake=$2 metrics=$RUNNER_RUN/metrics.jsonl pause=${RUNNER_WATCH_SECONDS:-5} log size now before
-    local last=0 state='' found='' steps=0 grew=0 silence=0 begun=$SECONDS
-    local -A read_bytes=()
-    shift 2
-    for log; do read_bytes[${log%=*}]=${log##*=}; done
-    trap - EXIT
-    trap '' USR2 TERM # the batch script handles them
-    if [ ! -s "$RUNNER_RUN/trainers" ] || program_writes_metrics; then return; fi
-    size=$(bytes_of "$metrics")
-    before=$(seconds_now)
-    until [ "$last" = 1 ]; do
-        read -r -t "$pause" -u "$wake" _
-        kill -0 "$pid" 2>/dev/null || last=1
-        # A step is added one pause after it was read. By then, a program that writes its own metrics has written them.
-        [ "$(bytes_of "$metrics")" = "$size" ] || return
-        add_metrics
-        now=$(seconds_now)
-        read_logs
-        [ "$last" = 0 ] || add_metrics
-        ((SECONDS - begun < ${RUNNER_UNREAD_SECONDS:-600})) || note_unread
-        size=$(bytes_of "$metrics")
-        before=$now
-    done
-}
-
-# Tell the user, once for the run, that the trainer that the job names has found no step in the log.
-note_unread() {
-    local key='' name='' folder=$RUNNER_RUN
-    { read -r key name <"$folder/trainers"; } 2>/dev/null
-    if [ "$key" != chosen ] || [ -s "$folder/metrics.jsonl" ]; then return; fi
-    if compgen -G "$folder/attempts/*/trainer" || compgen -G "$folder/attempts/*/unread"; then return; fi >/dev/null
-    grep -q '^find ' "$folder/trainers" || return 0 # it only describes checkpoints
-    printf '%s\n' "$name" 2>/dev/null >"$RUNNER_ATTEMPT/unread"
-    say "the trainer $name has found no step in the log, so no progress is shown. If you name no trainer, runner reads other lines too."
-}
-
-# EPOCHREALTIME: bash 5. Its decimal point depends on the locale.
-seconds_now() { LC_ALL=C && printf '%s\n' "${EPOCHREALTIME:-$(date +%s.%N)}"; }
-
-bytes_of() { stat -L -c %s "$1" 2>/dev/null || echo 0; }
-
-# Succeed if an earlier attempt left metrics that were not read from a log.
-program_writes_metrics() { [ -s "$metrics" ] && ! compgen -G "$RUNNER_RUN/attempts/*/trainer" >/dev/null; }
-
-add_metrics() {
-    if [ -n "$found" ]; then printf '%s' "$found" >>"$metrics"; fi 2>/dev/null
-    found=
-}
-
-# Read what is new in the logs. Sets `found` to lines for metrics.jsonl, and `state` for the next call.
-read_logs() {
-    local line log grown='' world old_state=$state second=${now%.*}
-    world=$(task_variable RUNNER_WORLD_SIZE)
-    world=${world:-${script_processes:-}}
-    state=
-    while IFS= read -r line; do
-        case $line in
-        '{'*) found+=$line$'\n' steps=$((steps + 1)) ;;
-        's '*) state+=$'\001'$line$'\n' ;;
-        bytes\ *)
-            log=${line#bytes * }
-            line=${line#bytes } line=${line%% *}
-            [ "${read_bytes[$log]:-0}" = "$line" ] || grown=yes
-            read_bytes[$log]=$line
-            ;;
-        saved\ *) printf '%s\n' "${line#saved }" >>"$RUNNER_ATTEMPT/saved" ;;
-        trainer\ *) printf '%s\n' "${line#trainer }" >"$RUNNER_ATTEMPT/trainer" ;;
-        esac
-    done 2>/dev/null < <(
-        new_text | LC_ALL=C awk -v now="$now" -v before="$before" -v attempt="${RUNNER_ATTEMPT##*/}" -v last="$last" \
-            -v world="${world:-0}" -f "$RUNNER_RUN/payload/trainer.awk" "$RUNNER_RUN/trainers" -
-    )
-    # After the first step, a log that grows is a sign of life. A program that was once silent for long may be so again, up to
-    # three times as long; before the second step, how long is not known.
-    [ -e "$RUNNER_ATTEMPT/trainer" ] || return 0
-    if [ -n "$grown" ]; then
-        ((grew == 0 || second - grew <= silence)) || silence=$((second - grew))
-        grew=$second
+# program_logs FOLDER: print BYTES LOG for each log in which the attempt of this folder prints its steps: it begins after so many
+# bytes. Besides the main log, that is the one of the last rank.
+program_logs() {
+    local begins=("${log_bytes:-0}") pattern
+    if [ -s "$1/log_bytes" ]; then # the user's own batch script
+        mapfile -t begins <"$1/log_bytes"
+        printf '%s %s\n' "${begins[0]}" "$1/job.log"
+        [ -z "${begins[1]:-}" ] || printf '%s %s\n' "${begins[1]}" "$1/job.err"
+    else
+        printf '%s job.log\n' "${begins[0]}"
     fi
-    if [ -n "$grown" ] || ((steps < 2 || second - grew <= 3 * silence)); then touch "$RUNNER_ATTEMPT/heartbeat"; fi 2>/dev/null
-}
-
-# Print the state and the new text of each log, in the form that trainer.awk reads.
-new_text() {
-    local log bytes offset logs written
-    mapfile -t logs < <(logs_to_read | sort -u)
-    printf '%s' "$old_state"
-    while read -r bytes written log; do
-        offset=${read_bytes[$log]:-0}
-        ((bytes >= offset)) || offset=0 # the program cut its log
-        ((bytes > offset)) || continue
-        ((bytes - offset <= 16000000)) || offset=$((bytes - 16000000))
-        printf '\001f %s %s %s\n' "$offset" "$written" "$log"
-        # shellcheck disable=SC2020 # a set of characters
-        tail -c "+$((offset + 1))" "$log" 2>/dev/null | head -c $((bytes - offset)) | tr '\r\000\001' '\n\n '
-        printf '\001e\n'
-    done < <(LC_ALL=C stat -L -c '%s %.3Y %n' "${logs[@]}" 2>/dev/null) # all at once: a loss and its progress bar may be in two logs
-}
-
-# Print the logs: those that were given, and those of the last rank, where some trainers print their steps.
-logs_to_read() {
-    local pattern
-    [ "${#read_bytes[@]}" = 0 ] || printf '%s\n' "${!read_bytes[@]}"
     for pattern in rank-*.log 'node-*/*/attempt_*/*/stdout.log'; do
-        compgen -G "$RUNNER_ATTEMPT/$pattern" | sort -V | tail -n 1 | grep -v '/node-0/.*/0/stdout\.log$' # it is in job.log
+        compgen -G "$1/$pattern" | sort -V | tail -n 1 | grep -v '/node-0/.*/0/stdout\.log$' | sed 's/^/0 /' # that is in job.log
     done
+}
+
+# log_ends LAST [FIRST]: print the last bytes of each log of this attempt, and before them the first ones.
+log_ends() {
+    local begin log size from
+    program_logs "$RUNNER_ATTEMPT" | while read -r begin log; do
+        size=$(stat -L -c %s "$log" 2>/dev/null || echo 0)
+        from=$((size - $1 > begin ? size - $1 : begin))
+        [ -z "${2:-}" ] || tail -c "+$((begin + 1))" "$log" | head -c "$2"
+        echo
+        tail -c "+$((from + 1))" "$log"
+        echo
+    done 2>/dev/null
+}
+
+# Copy the text without colours, and without what srun, Ray, mpirun and torchrun put before a line. Each drawing of a progress
+# bar becomes a line.
+bare_lines() {
+    # shellcheck disable=SC2020 # a set of characters
+    tr '\r\000' '\n\n' | LC_ALL=C sed -E -e $'s/\033\\[[0-9;?]*[A-Za-z]//g' -e 's/^.*\[default[0-9]+\]://' \
+        -e 's/^ *[0-9]+: //' -e 's/^\([A-Za-z_.]+ pid=[0-9]+[^)]*\) //' -e 's/^\[(rank *)?[0-9,]+\](<std(out|err)>)?: ?//'
+}
+
+# Write the name of the trainer whose lines the log has to attempts/N/trainer, for save_signals (signals.sh). Only trainers with
+# a save signal are looked for, and only if the job names no signal. A program that writes metrics.jsonl knows of runner, and
+# saves without a signal of a trainer.
+recognize_trainer() {
+    local patterns line key name=
+    [ ! -e "$RUNNER_ATTEMPT/trainer" ] && [ ! -s metrics.jsonl ] && [ -z "$(task_variable RUNNER_SAVE_SIGNAL)" ] || return 0
+    patterns=$(sed -n 's/^recognize //p' trainers 2>/dev/null)
+    [ -n "$patterns" ] || return 0
+    line=$(log_ends 2000000 2000000 | bare_lines | LC_ALL=C grep -a -m 1 -E -e "$patterns") || return 0
+    while IFS= read -r key; do
+        case $key in
+        'trainer '*) name=${key#trainer } ;;
+        'recognize '*) ! LC_ALL=C grep -a -q -E -e "${key#recognize }" <<<"$line" || break ;;
+        esac
+    done <trainers
+    write_line "$RUNNER_ATTEMPT/trainer" "$name"
+}
+
+# note_saved FOLDER: write STEP PATH to attempts/N/saved for each checkpoint whose path the trainer has printed. If that line does
+# not name the step, it is the last one before it. First, grep takes the few lines that matter, because a log may be large.
+note_saved() {
+    local begin log patterns
+    grep -q '^find saved ' trainers 2>/dev/null || return 0
+    patterns=$(sed -n -e 's/^line ^/line /' -e 's/^line //p' trainers)
+    program_logs "$1" | while read -r begin log; do
+        timeout 60 tail -c "+$((begin + 1))" "$log" 2>/dev/null | LC_ALL=C grep -a -E -e "$patterns" | bare_lines |
+            LC_ALL=C awk '
+                NR == FNR {
+                    if ($1 == "trainer") trainer++
+                    else if ($1 == "line") { line[++lines] = substr($0, 6); of[lines] = trainer }
+                    else if ($1 == "unless") unless[lines] = substr($0, 8)
+                    else if ($1 " " $2 == "find step") step[lines] = substr($0, 11)
+                    else if ($1 " " $2 == "find saved") saved[lines] = substr($0, 12)
+                    next
+                }
+                {
+                    for (i = 1; i <= lines; i++) {
+                        if ($0 !~ line[i] || ((i in unless) && $0 ~ unless[i])) continue
+                        if ((i in step) && match($0, step[i])) {
+                            text = substr($0, RSTART + RLENGTH)
+                            if (match(text, /^[0-9]+/)) at[of[i]] = substr(text, 1, RLENGTH)
+                        }
+                        if ((i in saved) && match($0, saved[i])) {
+                            text = substr($0, RSTART + RLENGTH)
+                            sub(/[ \t].*/, "", text)
+                            sub(/[.,;:\047")]+$/, "", text)
+                            entry = 0 + at[of[i]] " " text
+                            if (text != "" && !(entry in printed)) print entry
+                            printed[entry] = 1
+                        }
+                    }
+                }' trainers -
+    done >"$1/.saved.partial"
+    if [ -s "$1/.saved.partial" ]; then mv "$1/.saved.partial" "$1/saved"; else rm -f "$1/.saved.partial"; fi
+} 2>/dev/null
+
+# Print STEP TOTAL BEFORE: the last count `N/M` at the end of the log, and the one before. Where there are several, such as those
+# of an evaluation, it is that with the largest M. The steps of an epoch count only in the last epoch; if the number of epochs is
+# not known, print nothing.
+last_count() {
+    log_ends 16000 | bare_lines | LC_ALL=C awk '
+        /[Ss]hard|[Ww]eights|[Cc]heckpoint|[Ee]val|[Vv]alid|[Tt]est|[Pp]redict/ { next }
+        /[Ll]oading|[Ww]riting|[Dd]ownload|[Uu]pload|[Ff]etching|Map/ { next }
+        {
+            text = $0
+            epoch = unknown = 0
+            while (match(text, /[0-9]+ *\/ *[0-9]+/)) {
+                before = substr(text, 1, RSTART - 1)
+                count = substr(text, RSTART, RLENGTH)
+                text = substr(text, RSTART + RLENGTH)
+                if (before ~ /[A-Za-z.\/-]$/ || text ~ /^[A-Za-z.\/-]/) continue # a path, a date, a unit
+                split(count, part, "/")
+                if (before ~ /[Ee]poch[^0-9]*$/) {
+                    epoch = 1
+                    epoch_step = part[1] + 0
+                    epochs = part[2] + 0
+                } else {
+                    if (before ~ /[Ee]poch/) unknown = 1
+                    if (part[2] + 0 >= total) {
+                        earlier = (part[2] + 0 == total && part[1] + 0 != step) ? step : (part[2] + 0 == total ? earlier : 0)
+                        step = part[1] + 0
+                        total = part[2] + 0
+                    }
+                }
+            }
+            if (unknown && !epoch) endless = 1
+        }
+        END {
+            if (epoch_step < epochs) print epoch_step, epochs, epoch_step - 1
+            else if (total && !endless) print step, total, earlier + 0
+        }'
 }

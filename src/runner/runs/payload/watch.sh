@@ -5,14 +5,17 @@
 # watch_over PID SECONDS: watch the step, which runs as process PID, until it ends. Runs in the background. SECONDS without
 # progress are a hang (0: never). Each check adds at most twice the pause to this time, so that a file system that does not
 # respond for an hour, or a suspended node, is not mistaken for a hang.
+# If only the growing logs show progress, a silent program may be well: it downloads or compiles at its start, and evaluates
+# later. Nothing is a hang in the first three times SECONDS and the first half hour, nor a silence up to three times as long as
+# one before.
 watch_over() {
-    local pause=${RUNNER_WATCH_SECONDS:-5} gone=0 idle=0 before now passed sign seen='' patience code
+    local pause=${RUNNER_WATCH_SECONDS:-5} start=${RUNNER_START_SECONDS:-1800} gone=0 idle=0 age=0 longest=0
+    local before now passed sign seen='' patience code
     trap - EXIT
     trap '' USR2 TERM # the batch script handles them
-    exec 8<> <(:)     # an empty pipe: `read -t` on it pauses without starting a process
     before=$(moment)
     while kill -0 "$1" 2>/dev/null; do
-        read -r -t "$pause" -u 8 _
+        pause "$pause"
         : >"$RUNNER_ATTEMPT/alive" || continue # the disk is full or not reachable
         sign=$(progress) || continue
         now=$(moment)
@@ -36,10 +39,17 @@ watch_over() {
             gone=$((gone + passed)) # where a slurmstepd has died, srun waits for it for ever
             ((gone < 40)) || end_step "$1" "all tasks ended 40 s ago, but the step is still running"
         fi
-        idle=$((idle + passed))
-        [ "$sign" = "$seen" ] || idle=0
+        idle=$((idle + passed)) age=$((age + passed)) patience=${2:-0}
+        if [ "$sign" != "$seen" ]; then
+            longest=$((idle > longest ? idle : longest))
+            idle=0
+        fi
         seen=$sign
-        if ((${2:-0} > 0 && idle > $2)) && [ -n "$sign" ]; then
+        if ((patience > 0)) && [[ $sign = logs* ]]; then
+            ((age > 3 * patience && age > start)) || continue
+            patience=$((3 * longest > patience ? 3 * longest : patience))
+        fi
+        if ((patience > 0 && idle > patience)); then
             hung "$1" "no progress for $idle s"
             return
         fi
@@ -54,18 +64,25 @@ moment() {
 }
 
 # Print a text that changes whenever the program makes progress: the modification time of the file heartbeat, and the size
-# of metrics.jsonl once this attempt has written to it. Prints nothing before the first sign of progress.
+# of metrics.jsonl once this attempt has written to it. Before there is either, print `logs` and the sizes of the main logs, and of
+# log-times, which grows with any log.
 progress() {
     local heartbeat size
     heartbeat=$(stat -c %Y "$RUNNER_ATTEMPT/heartbeat" 2>/dev/null)
     size=$(stat -c %s "$RUNNER_RUN/metrics.jsonl" 2>/dev/null || echo 0)
     [ "$size" != "${metrics_bytes:-0}" ] || size=
-    printf '%s' "$heartbeat${size:+ $size}"
+    if [ -n "$heartbeat$size" ]; then
+        printf '%s' "$heartbeat${size:+ $size}"
+    else
+        printf 'logs %s' "$(stat -L -c %s "$RUNNER_RUN"/job.{log,err} "$RUNNER_ATTEMPT/log-times" 2>/dev/null)"
+    fi
 }
 
 # Note when the program last made progress, and that this was detected now.
 note_stall() {
-    note_time stalled '' "$(stat -c %.Y "$RUNNER_ATTEMPT/heartbeat" "$RUNNER_RUN/metrics.jsonl" 2>/dev/null | sort -n | tail -n 1)"
+    local signs=("$RUNNER_ATTEMPT/heartbeat" "$RUNNER_RUN/metrics.jsonl")
+    [[ $(progress) != logs* ]] || signs=("$RUNNER_RUN"/job.{log,err} "$RUNNER_ATTEMPT/log-times")
+    note_time stalled '' "$(stat -L -c %.Y "${signs[@]}" 2>/dev/null | sort -n | tail -n 1)"
     note_time detected
 }
 
@@ -119,6 +136,7 @@ answers() {
 hung() {
     local waited size before='' stable=0 all
     note_stall
+    recognize_trainer # a trainer may save on the signal that asks for stacks
     say "$2: gathering the stacks of all ranks in $RUNNER_ATTEMPT/stacks"
     mkdir -p "$RUNNER_ATTEMPT/stacks"
     printf '%s\n' "$2" >"$RUNNER_ATTEMPT/hang"
@@ -130,7 +148,7 @@ hung() {
     fi
     all=$(task_variable RUNNER_WORLD_SIZE)
     for ((waited = 0; waited < ${RUNNER_STACK_SECONDS:-20}; waited++)); do
-        read -r -t 1 -u 8 _
+        pause 1
         kill -0 "$1" 2>/dev/null || return
         size=$(find "$RUNNER_ATTEMPT"/stacks -name '*-*' -size +0 -printf '%f %s\n' 2>/dev/null | sort)
         [ "$size" = "$before" ] && stable=$((stable + 1)) || stable=0
@@ -161,7 +179,7 @@ end_step() {
         signal_descendants TERM "$1"
     fi
     for step in 1 2 3 4 5 6 7 8 9 10; do
-        read -r -t 1 -u 8 _
+        pause 1
         kill -0 "$1" 2>/dev/null || return
     done
     [ -n "${SLURM_JOB_ID:-}" ] || signal_descendants KILL "$1"
