@@ -8,29 +8,34 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import NamedTuple
 
-BARS = "bars"
 GENERIC = "generic"
+BARS = "bars"
+"""what is read if no other trainer is found"""
 
 Number = int | float
 """an int if the log has only digits"""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Line:
-    """How to read one kind of line: a table [[lines]]."""
+    """How to read one kind of line: a table [[lines]]. Its patterns are compiled when a log first needs them."""
 
-    match: re.Pattern[str]
-    unless: re.Pattern[str] | None
-    fields: tuple[tuple[str, re.Pattern[str]], ...]
-    """(key, the text before its value)"""
-    words: frozenset[str]
-    """a line that matches contains one of these; empty: not known"""
+    match: str
+    unless: str = ""
+    fields: list[tuple[str, str]] = field(default_factory=list)
+    """(key, a pattern for the text before its value)"""
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """A line that matches contains one of these; empty: not known."""
+        return required_words(self.match)
 
     def reads(self, text: str) -> bool:
-        return bool(self.match.search(text)) and not (self.unless and self.unless.search(text))
+        is_other = self.unless and usable(self.unless).search(text)
+        return bool(usable(self.match).search(text)) and not is_other
 
 
 @dataclass
@@ -40,10 +45,13 @@ class Trainer:
     name: str
     strength: int = 2
     """a line of a stronger trainer replaces the trainer that was found before; 0: its lines have no loss"""
-    detect: re.Pattern[str] | None = None
-    detect_words: frozenset[str] = frozenset()
+    detect: str = ""
     first_epoch: int = 0
     lines: list[Line] = field(default_factory=list)
+
+    @cached_property
+    def detect_words(self) -> frozenset[str]:
+        return required_words(self.detect)
 
 
 class Plan(NamedTuple):
@@ -94,10 +102,7 @@ def _candidate(words: Sequence[str]) -> re.Pattern[str]:
 
 
 def parse(text: str) -> tuple[tuple[Trainer, ...], str]:
-    """(trainers, the name of the one that the job chose or ``) of the file `trainers` of a run.
-
-    A pattern that Python does not understand is left out: an earlier version may have written it.
-    """
+    """(trainers, the name of the one that the job chose; empty: none) of the file `trainers` of a run."""
     trainers: list[Trainer] = []
     chosen = ""
     for line in text.splitlines():
@@ -107,32 +112,34 @@ def parse(text: str) -> tuple[tuple[Trainer, ...], str]:
         elif key == "trainer":
             trainers.append(Trainer(value, strength=1 if value in (GENERIC, BARS) else 2))
         elif trainers:
-            try:
-                _add(trainers[-1], key, value)
-            except re.error:
-                continue
+            _add(trainers[-1], key, value)
     return tuple(trainers), chosen
 
 
 def _add(trainer: Trainer, key: str, value: str) -> None:
-    """Add a line of the file to the trainer. Raises re.error."""
+    """Add a line of the file to the trainer."""
     if key == "without_loss":
         trainer.strength = 0
     elif key == "first_epoch":
         trainer.first_epoch = int(value)
     elif key == "detect":
-        trainer.detect, trainer.detect_words = compiled(value), required_words(_latin(value))
+        trainer.detect = value
     elif key == "line":
-        trainer.lines.append(Line(compiled(value), None, (), required_words(_latin(value))))
-    elif key in ("unless", "find") and trainer.lines:
-        last = trainer.lines.pop()
-        fields, unless = last.fields, last.unless
-        if key == "unless":
-            unless = compiled(value)
-        else:
-            name, _, pattern = value.partition(" ")
-            fields = (*fields, (name, compiled(pattern)))
-        trainer.lines.append(Line(last.match, unless, fields, last.words))
+        trainer.lines.append(Line(value))
+    elif key == "unless" and trainer.lines:
+        trainer.lines[-1].unless = value
+    elif key == "find" and trainer.lines:
+        name, _, pattern = value.partition(" ")
+        trainer.lines[-1].fields.append((name, pattern))
+
+
+@cache
+def usable(pattern: str) -> re.Pattern[str]:
+    """The pattern, compiled. One of an earlier version that Python does not understand matches nothing."""
+    try:
+        return compiled(pattern)
+    except re.error:
+        return re.compile("(?!)")
 
 
 def _latin(text: str) -> str:
@@ -157,7 +164,6 @@ _BRACKET = re.compile(r"\\.|\[\^?\]?(?:\[:[a-z]+:\]|\\.|[^]\\])*\]", re.DOTALL)
 """an escaped character, or a bracket expression; a `]` at its beginning is a member of it"""
 
 
-@cache
 def compiled(pattern: str) -> re.Pattern[str]:
     """A POSIX extended regular expression, compiled. Raises re.error.
 
@@ -185,7 +191,7 @@ def required_words(pattern: str) -> frozenset[str]:
 
     They come from the parts of the pattern that are plain text and must match.
     """
-    return _alternatives(_tokens(pattern))
+    return _alternatives(_tokens(_latin(pattern)))
 
 
 def _tokens(pattern: str) -> Iterator[str]:
@@ -250,8 +256,9 @@ _NUMBER = re.compile(
 )
 
 
-def number_after(text: str, pattern: re.Pattern[str]) -> tuple[Number, str] | None:
+def number_after(text: str, before: str) -> tuple[Number, str] | None:
     """The number that follows the first match that a number follows, and the rest of the text."""
+    pattern = usable(before)
     while text:
         found = pattern.search(text)
         if found is None:
@@ -265,12 +272,3 @@ def number_after(text: str, pattern: re.Pattern[str]) -> tuple[Number, str] | No
         if not found[0]:
             text = text[1:]
     return None
-
-
-def word_after(text: str, pattern: re.Pattern[str]) -> str:
-    """The word that follows the first match: a path. Empty if there is none."""
-    found = pattern.search(text)
-    if found is None:
-        return ""
-    rest = re.split("[ \t]", text[found.end() :], maxsplit=1)[0]
-    return rest.rstrip(""".,;:'")""")

@@ -19,7 +19,7 @@ from runner.runs.patterns import (
     Plans,
     Trainer,
     number_after,
-    word_after,
+    usable,
 )
 
 Values = dict[str, Number]
@@ -38,7 +38,7 @@ _OTHER_LOSS = re.compile(
     r"""[\]"':=|( ]*(?:[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?|[a-z]+)"""
 )
 """the loss of something other than the training"""
-_WHOLE_LOSS = re.compile(r"""(?:^|[^A-Za-z_/])[Ll]oss[\]"':=|( ]+""")
+_WHOLE_LOSS = r"""(^|[^A-Za-z_/])[Ll]oss[]"':=|( ]+"""
 """the text before the loss itself, and not a part of it"""
 # torchrun --tee, also in the middle of a line
 _TEE = re.compile(r"\[default[0-9]+\]:")
@@ -78,13 +78,6 @@ class Piece(NamedTuple):
     """when its first byte was written, in Unix seconds"""
     ended: float
     """when its last byte was written"""
-
-
-class Saved(NamedTuple):
-    """A checkpoint that the trainer reported."""
-
-    step: int
-    path: str
 
 
 @dataclass
@@ -249,8 +242,8 @@ class Reader:
         """`processes`: how many there are, for trainers that print the speed of one. `state`: from the part before."""
         self.state = state or State()
         self.entries: list[dict[str, Any]] = []
-        """the entries that are complete, as in metrics.jsonl without `attempt`"""
-        self.saved: list[Saved] = []
+        """the complete entries, as in metrics.jsonl without `attempt`; and those with `saved_step`: the step of a
+        checkpoint that the trainer reported"""
         self.discarded = False
         """whether all entries before those were of something else"""
         self._trainers = {each.name: each for each in trainers}
@@ -339,7 +332,7 @@ class Reader:
             if known and trainer is not known and trainer.strength <= known.strength:
                 continue
             if trainer.detect and known is not trainer:
-                if not trainer.detect.search(text):
+                if not usable(trainer.detect).search(text):
                     continue
                 known = trainer
                 self.state.trainer = trainer.name
@@ -351,14 +344,14 @@ class Reader:
         """The values that the patterns of a trainer find; None if it is no line of the trainer."""
         seen = line.training if trainer.strength < 2 else line.text
         values: Values | None = None
-        path = ""
+        has_saved = False
         for pattern in lines:
             if not pattern.reads(seen):
                 continue
             values = {} if values is None else values
             for key, before in pattern.fields:
                 if key == "saved":
-                    path = word_after(line.text, before) or path
+                    has_saved = has_saved or bool(usable(before).search(line.text))
                     continue
                 found = number_after(seen, before)
                 if key == "loss" and trainer.strength < 2:
@@ -370,11 +363,10 @@ class Reader:
                     key = _unit(rest)
                 if key:
                     values[key] = number
-        if path and values is not None:
+        if has_saved and values is not None:
             step = values.get("step")
-            self.saved.append(
-                Saved(step if _is_step(step) else self._seen(trainer).step or 0, path)
-            )
+            step = step if _is_step(step) else self._seen(trainer).step
+            self.entries.append({"saved_step": step or 0, "time": round(line.time, 2)})
             return None
         return values
 
@@ -667,10 +659,15 @@ def _unit(rest: str) -> str:
 def _convert_speed(values: Values) -> None:
     """Milliseconds per step, and steps per second, become seconds per step."""
     if "step_milliseconds" in values:
-        values["step_seconds"] = values.pop("step_milliseconds") / 1000
+        values["step_seconds"] = _tidy(values.pop("step_milliseconds") / 1000)
     per_second = values.pop("steps_per_second", 0)
     if per_second > 0:
-        values["step_seconds"] = 1 / per_second
+        values["step_seconds"] = _tidy(1 / per_second)
+
+
+def _tidy(value: float) -> float:
+    """The value without the digits that only the conversion has added."""
+    return float(f"{value:.8g}")
 
 
 def _is_step(value: Number | None) -> TypeGuard[int]:

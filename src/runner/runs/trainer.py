@@ -17,12 +17,10 @@ from runner.machine import process
 from runner.project import Project
 from runner.runs.checks import SAVE_SIGNALS
 from runner.runs.hub import argument_values
+from runner.runs.patterns import BARS, GENERIC, compiled
 
 FILE = "trainers"
 """the file of the run folder"""
-GENERIC = "generic"
-BARS = "bars"
-"""what is read if no other trainer is found"""
 NONE = "none"
 """the value of `trainer` for a job whose log must not be read"""
 _LIMIT_BYTES = 1 << 18
@@ -243,6 +241,12 @@ def _pattern(document: Document, value: Any, keys: tuple[str, ...], *, check: bo
             "write [0-9] for \\d, [ \\t] for \\s, and xxx* for x{2,}",
         )
     if check:
+        try:
+            compiled(value)
+        except re.error as error:
+            raise RunnerError(
+                f"{place} is not a pattern: {value!r}", str(error), "correct the regular expression"
+            ) from None
         for argv in (
             ("grep", "-E", "-e", value),
             ("awk", 'BEGIN { exit !("" ~ ENVIRON["PATTERN"]) }'),
