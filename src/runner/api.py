@@ -23,6 +23,7 @@ from runner.runs import cancel as cancelling
 from runner.runs import history as launches
 from runner.runs.logs import check_ranks, last_lines, merged
 from runner.runs.metrics import Curve, read_curves
+from runner.runs.progress import metrics_of
 from runner.runs.run import Run, find_run, find_runs, list_runs, reloaded
 from runner.runs.status import RunStatus, ask, watch
 from runner.runs.why.explain import Answer, explain_run
@@ -123,7 +124,7 @@ def metrics(
 ) -> tuple[Curve, ...]:
     """One curve per metric (default: loss). The axis is `step`, `tokens`, or `hours` since the first step."""
     found = _run(run, site)
-    return read_curves(found.name, found.folder / "metrics.jsonl", names or ("loss",), axis)
+    return read_curves(found.name, metrics_of(found), names or ("loss",), axis)
 
 
 def diff(left: Named, right: Named | None = None, *, site: str | None = None) -> Comparison:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import RunnerError
-from runner.runs.metrics import Curve, read_curves
+from runner.runs.metrics import Curve, Metrics, read_curves
 from runner.runs.plot import Style, draw, make_scale, ticks, written
 
 
@@ -29,6 +29,10 @@ def metrics(folder: Path, *lines: str) -> Path:
     return path
 
 
+def source(folder: Path, *lines: str) -> Metrics:
+    return Metrics.of_file(metrics(folder, *lines))
+
+
 def plot(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "RUNNER_SITE": "local", **variables}
     command = (sys.executable, "-m", "runner", "plot", *words)
@@ -38,30 +42,30 @@ def plot(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 def test_a_curve_follows_the_attempt_that_counts(tmp_path: Path) -> None:
     """Steps from the one on that a later attempt began at are void, even where it has not come as far yet."""
     lines = (entry(1, 9.0), entry(2, 8.0), entry(3, 7.0), entry(4, 6.0), entry(2, 8.5, 2), entry(3, 7.5, 2))
-    (curve,) = read_curves("a", metrics(tmp_path, '{"header": {}}\n', *lines, '{"step": 9, "lo'), ["loss"])
+    (curve,) = read_curves("a", source(tmp_path, '{"header": {}}\n', *lines, '{"step": 9, "lo'), ["loss"])
     assert curve.points == ((1, 9.0), (2, 8.5), (3, 7.5))
     assert curve.attempts == ((2, 2),)
 
 
 def test_each_metric_has_its_own_points(tmp_path: Path) -> None:
-    path = metrics(tmp_path, entry(1, 9.0), '{"step": 1, "eval_loss": 8.5}\n', entry(2, math.nan), entry(3, 7.0))
+    path = source(tmp_path, entry(1, 9.0), '{"step": 1, "eval_loss": 8.5}\n', entry(2, math.nan), entry(3, 7.0))
     loss, held_out = read_curves("a", path, ["loss", "eval_loss"])
     assert (loss.points, loss.left_out) == (((1, 9.0), (3, 7.0)), 1)
     assert held_out.points == ((1, 8.5),)
 
 
 def test_the_axis_may_be_tokens_or_hours(tmp_path: Path) -> None:
-    path = metrics(tmp_path, entry(1, 9.0), entry(3, 7.0))
+    path = source(tmp_path, entry(1, 9.0), entry(3, 7.0))
     assert read_curves("a", path, ["loss"], "tokens")[0].points == ((100, 9.0), (300, 7.0))
     assert read_curves("a", path, ["loss"], "hours")[0].points == ((0, 9.0), (2, 7.0))
 
 
 def test_an_unknown_metric_names_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(RunnerError) as caught:
-        read_curves("a", metrics(tmp_path, entry(1, 9.0, grad_norm=1.0)), ["grad_nrm"])
+        read_curves("a", source(tmp_path, entry(1, 9.0, grad_norm=1.0)), ["grad_nrm"])
     assert "did you mean 'grad_norm'" in caught.value.fix
     with pytest.raises(RunnerError, match="has no metrics yet"):
-        read_curves("a", tmp_path / "none", ["loss"])
+        read_curves("a", Metrics.of_file(tmp_path / "none"), ["loss"])
 
 
 STRAIGHT = Curve("sft-0001", "loss", tuple((float(step), 10 - step / 2) for step in range(13)))

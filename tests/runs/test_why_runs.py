@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runner.runs.metrics import pace
+from runner.runs.metrics import Metrics, pace
 from runner.runs.run import SUBMITTED, Run, save
 from runner.runs.why.explain import explain_run
 from tests.lab.slurm import SlurmLab
@@ -229,17 +229,17 @@ def metrics(path: Path, rates: list[float], pause: float = 1.0, end: float = 100
 
 def test_the_metrics_tell_a_run_that_stands_still_from_one_that_is_slower_than_it_was(tmp_path: Path) -> None:
     path = metrics(tmp_path / "metrics.jsonl", [1000.0] * 60)
-    assert (found := pace(path, now=1005.0)) and not found.stuck and not found.note
-    assert (found := pace(path, now=1400.0)) and found.stuck and "400 s" in found.note
-    assert (found := pace(path, now=9000.0, running=False)) and not found.stuck
+    assert (found := pace(Metrics.of_file(path), now=1005.0)) and not found.stuck and not found.note
+    assert (found := pace(Metrics.of_file(path), now=1400.0)) and found.stuck and "400 s" in found.note
+    assert (found := pace(Metrics.of_file(path), now=9000.0, running=False)) and not found.stuck
     metrics(path, [1000.0] * 60 + [400.0] * 20)
-    assert (found := pace(path, now=1001.0)) and "40%" in found.note
-    assert pace(tmp_path / "none") is None
+    assert (found := pace(Metrics.of_file(path), now=1001.0)) and "40%" in found.note
+    assert pace(Metrics.of_file(tmp_path / "none")) is None
 
 
 def test_a_long_step_is_no_standstill(tmp_path: Path) -> None:
     path = metrics(tmp_path / "metrics.jsonl", [10.0] * 30, pause=200.0)
-    assert (found := pace(path, now=2200.0)) and not found.stuck
+    assert (found := pace(Metrics.of_file(path), now=2200.0)) and not found.stuck
 
 
 def test_the_command_says_cause_evidence_code_and_fix_and_json_says_the_same(tmp_path: Path) -> None:

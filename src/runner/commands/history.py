@@ -11,6 +11,7 @@ from runner.commands.options import Verbs, add_verb, runs_folder
 from runner.commands.status import parameter_columns
 from runner.runs import metrics
 from runner.runs.history import STATES, Filters, Launch, find, parse_since
+from runner.runs.progress import metrics_of
 from runner.runs.run import Run, list_runs
 
 
@@ -85,7 +86,7 @@ def _results(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     """Columns with steps and losses, only for a single sweep: reading the metrics of all runs would be slow."""
     if not runs[0].sweep or {run.sweep for run in runs} != {runs[0].sweep}:
         return []
-    read = [metrics.read_progress(run.folder / "metrics.jsonl") for run in runs]
+    read = [metrics.read_progress(metrics_of(run)) for run in runs]
     steps = [each.steps_text if each else "" for each in read]
     losses = ["" if each is None or each.loss is None else f"{each.loss:.4f}" for each in read]
     return [("STEP", steps), ("LOSS", losses)] if any(steps) else []

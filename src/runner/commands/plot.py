@@ -10,8 +10,9 @@ from pathlib import Path
 from runner.commands.console import Console, columns
 from runner.commands.options import runs_folder
 from runner.errors import RunnerError
-from runner.runs.metrics import Curve, read_curves
+from runner.runs.metrics import Curve, Metrics, read_curves
 from runner.runs.plot import Style
+from runner.runs.progress import metrics_of
 from runner.runs.run import find_run
 
 
@@ -56,10 +57,10 @@ def _curves(args: argparse.Namespace, console: Console) -> list[Curve]:
         )
     found: list[Curve] = []
     failed: list[RunnerError] = []
-    for name, path in _named(args):
+    for name, source in _named(args):
         try:
             found += [
-                curve for curve in read_curves(name, path, metrics, args.axis) if curve.points
+                curve for curve in read_curves(name, source, metrics, args.axis) if curve.points
             ]
         except RunnerError as refusal:
             failed.append(refusal)
@@ -75,17 +76,17 @@ def _curves(args: argparse.Namespace, console: Console) -> list[Curve]:
     return found
 
 
-def _named(args: argparse.Namespace) -> list[tuple[str, Path]]:
-    """(name, metrics file) of each run. A folder with the metrics of a job that ran without runner works too."""
+def _named(args: argparse.Namespace) -> list[tuple[str, Metrics]]:
+    """(name, metrics) of each run. A folder with the metrics of a job that ran without runner works too."""
     folder = runs_folder(args.site)
     found = []
     for word in dict.fromkeys(args.runs or ["last"]):
         by_hand = Path(word).expanduser()
         if "/" in word and (by_hand / "metrics.jsonl").is_file():
-            found.append((by_hand.resolve().name, by_hand / "metrics.jsonl"))
+            found.append((by_hand.resolve().name, Metrics.of_file(by_hand / "metrics.jsonl")))
             continue
         run = find_run(word, folder)
-        found.append((run.name, run.folder / "metrics.jsonl"))
+        found.append((run.name, metrics_of(run)))
     return found
 
 

@@ -11,6 +11,7 @@ from datetime import datetime
 
 from runner.commands.console import Console
 from runner.commands.options import runs_folder
+from runner.runs.progress import unread
 from runner.runs.run import Run, find_runs, list_runs
 from runner.runs.status import RunStatus, ask, watch
 
@@ -39,7 +40,7 @@ def show_status(args: argparse.Namespace, console: Console) -> int:
         newest = found[-1].run.name
         for line in budget_lines(args):
             console.say(line)
-        if found[-1].progress is None and (name := found[-1].run.unread):
+        if found[-1].progress is None and (name := unread(found[-1].run)):
             console.say(
                 f"{newest}: the trainer {name} has found no step in the log; try it without naming a trainer"
             )

@@ -8,7 +8,7 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from runner.errors import RunnerError
@@ -123,6 +123,27 @@ def write(
             file.write(data)
         if keep_mode:
             unfinished.chmod(stat.S_IMODE(target.stat().st_mode))
+
+
+def append(target: Path, data: bytes, offset: int) -> None:
+    """Write the bytes to an existing file at the offset, and cut off what was after it. Raises OSError."""
+    flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    with os.fdopen(os.open(target, flags), "wb") as file:
+        file.truncate(offset)
+        file.seek(offset)
+        file.write(data)
+
+
+def content_of_owners(path: Path, owners: Collection[int], limit_bytes: int) -> bytes:
+    """The bytes of a regular file that belongs to one of these users (uid). Raises OSError for any other file."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_uid not in owners:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+        if found.st_size > limit_bytes:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+        return file.read()
 
 
 def write_new(prefix: str, suffix: str, text: str) -> Path:

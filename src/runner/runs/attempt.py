@@ -310,3 +310,13 @@ def begins(log: Path) -> list[tuple[int, int]]:
     except OSError:
         return []
     return found
+
+
+def begin_of_later(lines: bytes, number: int) -> int | None:
+    """The byte offset in complete lines of job.log where an attempt after this one begins; None: nowhere."""
+    at = -1
+    while (at := lines.find(_MARK, at + 1)) >= 0:
+        mark = _BEGIN.match(lines, at)
+        if mark and int(mark[1]) > number and (at == 0 or lines[at - 1 : at] == b"\n"):
+            return at
+    return None

@@ -143,16 +143,22 @@ def without_times(run: Run) -> tuple[int, ...]:
 
 
 def read_times(path: Path) -> dict[str, list[tuple[int, int]]]:
-    """Parse log-times: file -> (time, size). Incomplete lines are skipped."""
+    """Parse log-times: file -> (size, time)."""
     found: dict[str, list[tuple[int, int]]] = {}
-    for line in files.text_of(path).splitlines():
+    for second, size, name in samples(files.text_of(path)):
+        grown = found.setdefault(name, [])
+        if not grown or grown[-1][0] < size:
+            grown.append((size, second))
+    return found
+
+
+def samples(text: str) -> Iterator[tuple[int, int, str]]:
+    """(Unix time, size in bytes, file) of each line of log-times. Incomplete lines are skipped."""
+    for line in text.splitlines():
         second, _, rest = line.partition(" ")
         size, _, name = rest.partition(" ")
         if second.isdecimal() and size.isdecimal() and name:
-            grown = found.setdefault(name, [])
-            if not grown or grown[-1][0] < int(size):
-                grown.append((int(size), int(second)))
-    return found
+            yield int(second), int(size), name
 
 
 def labelled(label: str, data: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Read a run's metrics.jsonl: its curves, its progress and its speed."""
+"""Read a run's metrics: its curves, its progress and its speed. runs/progress.py finds where they are."""
 
 from __future__ import annotations
 
@@ -11,13 +11,54 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 from runner.errors import RunnerError, unknown
 
 # axis -> the key in metrics.jsonl
 AXES = {"step": "step", "tokens": "total_tokens", "hours": "time"}
 _NO_METRICS = frozenset({"step", "total_steps", "attempt", "time"})
+
+
+class Part(NamedTuple):
+    """A part of the metrics."""
+
+    path: Path | None = None
+    """a file with a JSON object in each line; None: there is none"""
+    size_bytes: int | None = None
+    """how much of the file counts; None: all"""
+    entries: tuple[Mapping[str, Any], ...] = ()
+    """the entries after those of the file"""
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The metrics of a run."""
+
+    source: str
+    """where they come from, for messages: `…/metrics.jsonl`, or `the log`"""
+    parts: tuple[Part, ...]
+    """in the order of the entries"""
+
+    @classmethod
+    def of_file(cls, path: Path) -> Metrics:
+        """Those of a file such as metrics.jsonl, which need not exist."""
+        return cls(str(path), (Part(path),))
+
+    @property
+    def name(self) -> str:
+        return self.source.rpartition("/")[2]
+
+    @property
+    def error(self) -> str:
+        """Why a file cannot be read, in the system's words; empty if all can."""
+        for part in self.parts:
+            try:
+                if part.path is not None:
+                    part.path.open("rb").close()
+            except OSError as error:
+                return error.strerror or str(error)
+        return ""
 
 
 @dataclass(frozen=True)
@@ -38,7 +79,7 @@ class Curve:
 
 def read_curves(
     run: str,
-    path: Path,
+    source: Metrics,
     metrics: Sequence[str],
     axis: str = "step",
     damaged: list[bytes] | None = None,
@@ -53,7 +94,7 @@ def read_curves(
     points: dict[str, list[tuple[int, float, float, int]]] = {metric: [] for metric in metrics}
     known: set[str] = set()
     begun: float | None = None
-    for entry in records(path, damaged):
+    for entry in records(source, damaged):
         step = entry.get("step")
         if not isinstance(step, int) or isinstance(step, bool):
             continue
@@ -74,7 +115,7 @@ def read_curves(
     elif not known:
         raise RunnerError(
             f"{run} has no metrics yet",
-            f"{path} contains no training step",
+            f"{source.source} contains no training step",
             "wait until the run logs its first step",
         )
     for metric, rows in points.items():
@@ -105,6 +146,7 @@ def _number(value: object) -> float | None:
 
 
 _TAIL_BYTES = 1 << 16
+_ENTRY_BYTES = 150  # of a usual entry
 _PACE_ENTRIES = 50  # the number of log entries from which the speed is estimated
 
 NAMES = ("step", "total_steps", "loss", "tokens_per_second", "estimated_end")
@@ -142,8 +184,8 @@ class Progress:
         )
 
 
-def read_progress(metrics: Path) -> Progress | None:
-    """The progress in a metrics.jsonl; None if there is none yet."""
+def read_progress(metrics: Metrics) -> Progress | None:
+    """The progress of a run; None if there is none yet."""
     entries = [
         entry
         for entry in newest_records(metrics, _TAIL_BYTES)
@@ -183,15 +225,33 @@ def _end(entries: Sequence[Mapping[str, Any]], total: float | None) -> float | N
     return float(now + max(total - last["step"], 0) * (now - begun) / steps)
 
 
-def newest_records(path: Path, size_bytes: int) -> list[dict[str, Any]]:
-    """The entries in the last `size_bytes` of the file. Incomplete lines at either end are skipped."""
+def newest_records(metrics: Metrics, size_bytes: int) -> list[dict[str, Any]]:
+    """The entries in the last `size_bytes` of the metrics. Incomplete lines at either end are skipped."""
+    found: list[list[dict[str, Any]]] = []
+    for part in reversed(metrics.parts):
+        if size_bytes <= 0:
+            break
+        newest = [dict(entry) for entry in part.entries]
+        size_bytes -= _ENTRY_BYTES * len(newest)
+        tail = _tail(part, size_bytes)
+        size_bytes -= len(tail)
+        found.append([*_parsed(tail.split(b"\n")), *newest])
+    return [entry for entries in reversed(found) for entry in entries]
+
+
+def _tail(part: Part, size_bytes: int) -> bytes:
+    """The last bytes of the file of a part, at most so many."""
     try:
-        with path.open("rb") as file:
-            file.seek(max(file.seek(0, 2) - size_bytes, 0))
-            lines = file.read(size_bytes).split(b"\n")
+        if part.path is None or size_bytes <= 0:
+            return b""
+        with part.path.open("rb") as file:
+            end = file.seek(0, 2)
+            if part.size_bytes is not None:
+                end = min(end, part.size_bytes)
+            begin = file.seek(max(end - size_bytes, 0))
+            return file.read(end - begin)
     except OSError:
-        return []
-    return list(_parsed(lines))
+        return b""
 
 
 def _parsed(lines: Iterable[bytes], damaged: list[bytes] | None = None) -> Iterator[dict[str, Any]]:
@@ -204,10 +264,23 @@ def _parsed(lines: Iterable[bytes], damaged: list[bytes] | None = None) -> Itera
             damaged.append(line)
 
 
-def records(path: Path, damaged: list[bytes] | None = None) -> Iterator[dict[str, Any]]:
+def records(metrics: Metrics, damaged: list[bytes] | None = None) -> Iterator[Mapping[str, Any]]:
     """All entries, oldest first, one at a time, because the file of a long run can be large. `damaged`: other lines."""
-    with suppress(OSError), path.open("rb") as file:
-        yield from _parsed(file, damaged)
+    for part in metrics.parts:
+        with suppress(OSError):
+            if part.path is not None:
+                with part.path.open("rb") as file:
+                    yield from _parsed(_lines_until(file, part.size_bytes), damaged)
+        yield from part.entries
+
+
+def _lines_until(file: BinaryIO, size_bytes: int | None) -> Iterator[bytes]:
+    for line in file:
+        if size_bytes is not None:
+            size_bytes -= len(line)
+            if size_bytes < 0:
+                break
+        yield line
 
 
 _PACE_TAIL_BYTES = 4 << 20
@@ -231,9 +304,9 @@ class Pace:
     stuck: bool = False
 
 
-def pace(path: Path, now: float | None = None, *, running: bool = True) -> Pace | None:
-    """The speed in metrics.jsonl; None if there is none yet."""
-    records = newest_records(path, _PACE_TAIL_BYTES)
+def pace(metrics: Metrics, now: float | None = None, *, running: bool = True) -> Pace | None:
+    """The speed of a run; None if it is not known yet."""
+    records = newest_records(metrics, _PACE_TAIL_BYTES)
     steps = [
         each
         for each in records

@@ -1,6 +1,6 @@
 """The phases of an attempt: what each of its nodes did at which time.
 
-Reads attempts/N/times*, which the batch script, its tasks and the job write, and metrics.jsonl. Each event ends a
+Reads attempts/N/times*, which the batch script, its tasks and the job write, and the run's metrics. Each event ends a
 stretch of time, which has one class (account.py). A missing event joins two stretches.
 """
 
@@ -12,7 +12,7 @@ import statistics
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 from runner.machine import files
 from runner.runs.attempt import Attempt
-from runner.runs.metrics import records
+from runner.runs.metrics import Metrics, records
+from runner.runs.progress import metrics_of
 from runner.runs.run import Run
 
 # (event, class of the stretch before it, class of the stretch after it if nothing follows)
@@ -48,7 +49,7 @@ _OF_NODES = (
     "program_end",
     "left",
 )
-# keys of metrics.jsonl. The first of each two is the sum since the last entry, the second is one save or evaluation
+# keys of the metrics. The first of each two is the sum since the last entry, the second is one save or evaluation
 _COSTS = {
     "saving_seconds": "saving",
     "checkpoint_wait_seconds": "each saving",
@@ -69,7 +70,7 @@ Stretches = list[tuple[str, float]]
 
 
 class _Entry(NamedTuple):
-    """An entry with a loss in metrics.jsonl."""
+    """An entry with a loss."""
 
     time: float
     step: float
@@ -88,6 +89,8 @@ class Phases:
     entries: list[_Entry]
     costs: list[tuple[float, str, float]]
     """(time, one of _COSTS, seconds)"""
+    saved: list[float]
+    """the steps of the checkpoints that another trainer reported"""
     nodes: list[str]
     """those with ranks; the index is the node in `times`"""
     begin: float
@@ -162,14 +165,10 @@ class Phases:
         before += [b.step - a.step for a, b in pairwise(entries[:2])]
         step = entries[0].step - min((steps for steps in before if steps > 0), default=1.0)
         at = first - self.pace if first else entries[0].time - (entries[0].step - step) * self.pace
-        lines = self.attempt.text("saved").splitlines()  # of other trainers: STEP PATH
-        saved = [
-            number for line in lines if (number := _number(line.partition(" ")[0])) is not None
-        ]
         found: Stretches = [(warm_up, at)]
         for entry in entries:
             steps = entry.step - step
-            is_saved = any(step < each <= entry.step for each in saved)
+            is_saved = any(step < each <= entry.step for each in self.saved)
             work = self.split(
                 "useful", at, entry.time, working=steps * self.pace if is_saved else math.inf
             )
@@ -256,13 +255,11 @@ class Phases:
 
 def read_phases(run: Run, now: float, notes: list[str]) -> list[Phases]:
     """The attempts of a run. Damaged files give notes."""
-    entries, costs = _read_metrics(run.folder / "metrics.jsonl", notes)
+    recorded = _read_metrics(metrics_of(run), notes)
     highest = 0.0
     found: list[Phases] = []
     for attempt in run.attempts:
-        if phases := _read(
-            attempt, run, entries[attempt.number], sorted(costs[attempt.number]), notes
-        ):
+        if phases := _read(attempt, run, recorded[attempt.number], notes):
             phases.highest = highest
             highest = max([highest, *(entry.step for entry in phases.entries)])
             found.append(phases)
@@ -282,13 +279,7 @@ def read_phases(run: Run, now: float, notes: list[str]) -> list[Phases]:
     return found
 
 
-def _read(
-    attempt: Attempt,
-    run: Run,
-    entries: list[_Entry],
-    costs: list[tuple[float, str, float]],
-    notes: list[str],
-) -> Phases | None:
+def _read(attempt: Attempt, run: Run, recorded: _Recorded, notes: list[str]) -> Phases | None:
     """What the files of an attempt tell; None if they do not tell when it started."""
     place = f"attempts/{attempt.number}"
     start = {
@@ -309,7 +300,12 @@ def _read(
     ):
         ended = attempt.ended
     last = max(
-        [begin, *times.values(), *(entry.time for entry in entries), attempt.time("alive") or begin]
+        [
+            begin,
+            *times.values(),
+            *(entry.time for entry in recorded.entries),
+            attempt.time("alive") or begin,
+        ]
     )
     last = last if ended is None else max(ended, begin)
     nodes = _expanded(start.get("nodes", ""))
@@ -331,7 +327,21 @@ def _read(
             del times[event, node]
             notes.append(f"{place}: `{event}` is outside the attempt, so a clock was wrong")
     held = list(dict.fromkeys([*nodes, *_expanded(start.get("held", ""))]))
-    return Phases(attempt, start, times, entries, costs, nodes, begin, ended, last, held)
+    lines = attempt.text("saved").splitlines()  # STEP PATH, as the batch script has found them
+    saved = [number for line in lines if (number := _number(line.partition(" ")[0])) is not None]
+    return Phases(
+        attempt,
+        start,
+        times,
+        recorded.entries,
+        sorted(recorded.costs),
+        [*recorded.saved, *saved],
+        nodes,
+        begin,
+        ended,
+        last,
+        held,
+    )
 
 
 def _read_times(folder: Path, place: str, notes: list[str]) -> dict[tuple[str, str], float]:
@@ -356,35 +366,41 @@ def _read_times(folder: Path, place: str, notes: list[str]) -> dict[tuple[str, s
     return found
 
 
-def _read_metrics(
-    path: Path, notes: list[str]
-) -> tuple[defaultdict[int, list[_Entry]], defaultdict[int, list[tuple[float, str, float]]]]:
-    """The training entries of each attempt, and what saving and evaluation cost."""
-    entries: defaultdict[int, list[_Entry]] = defaultdict(list)
-    costs: defaultdict[int, list[tuple[float, str, float]]] = defaultdict(list)
+@dataclass
+class _Recorded:
+    """What the metrics tell of an attempt."""
+
+    entries: list[_Entry] = field(default_factory=list)
+    costs: list[tuple[float, str, float]] = field(default_factory=list)
+    saved: list[float] = field(default_factory=list)
+
+
+def _read_metrics(metrics: Metrics, notes: list[str]) -> defaultdict[int, _Recorded]:
+    """Attempt -> its training entries, what saving and evaluation cost, and its saves."""
+    found: defaultdict[int, _Recorded] = defaultdict(_Recorded)
     without_time = 0
-    try:
-        path.open("rb").close()
-    except OSError as error:
-        notes.append(f"cannot read {path.name}, so steps are not known: {error.strerror}")
-    for record in records(path):
+    if metrics.error:
+        notes.append(f"cannot read {metrics.name}, so steps are not known: {metrics.error}")
+    for record in records(metrics):
         at, step = _number(record.get("time")), _number(record.get("step"))
-        number = int(_number(record.get("attempt")) or 1)
+        mine = found[int(_number(record.get("attempt")) or 1)]
+        if (saved := _number(record.get("saved_step"))) is not None:
+            mine.saved.append(saved)
         if at is None or step is None:
             without_time += step is not None
             continue
-        mine = entries[number]
         is_step = "loss" in record or not any(
             key in _COSTS or key.startswith("eval_") for key in record
         )
-        if is_step and (not mine or (step > mine[-1].step and at >= mine[-1].time)):
-            mine.append(_Entry(at, step, _number(record.get("step_seconds")) or 0.0))
-        costs[number] += [
+        entries = mine.entries
+        if is_step and (not entries or (step > entries[-1].step and at >= entries[-1].time)):
+            entries.append(_Entry(at, step, _number(record.get("step_seconds")) or 0.0))
+        mine.costs += [
             (at, kind, spent) for key, kind in _COSTS.items() if (spent := _number(record.get(key)))
         ]
     if without_time:
-        notes.append(f"{path.name}: lines without `time` are not counted ({without_time})")
-    return entries, costs
+        notes.append(f"{metrics.name}: lines without `time` are not counted ({without_time})")
+    return found
 
 
 def _number(value: object) -> float | None:

@@ -237,11 +237,12 @@ def _saves(name: str, runs: Path, key: str) -> Iterator[tuple[str, list[float]]]
     folders = [path for path in runs.glob(f"{name}-*") if path.name[len(name) + 1 :].isdigit()]
     if not folders:
         return
-    from runner.runs.metrics import newest_records  # slow to import
+    from runner.runs.metrics import Metrics, newest_records  # slow to import
 
     folders.sort(key=lambda path: int(path.name[len(name) + 1 :]))
     for folder in folders[-_RUNS:]:
-        taken = [entry.get(key) for entry in newest_records(folder / "metrics.jsonl", _TAIL_BYTES)]
+        metrics = Metrics.of_file(folder / "metrics.jsonl")
+        taken = [entry.get(key) for entry in newest_records(metrics, _TAIL_BYTES)]
         if seconds := [float(each) for each in taken if isinstance(each, int | float) and each > 0]:
             yield folder.name, seconds
 

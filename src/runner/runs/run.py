@@ -121,13 +121,6 @@ class Run:
         return next(reversed(self.attempts), None)
 
     @property
-    def unread(self) -> str:
-        """The trainer that the job names, if it found no step in the log; else empty."""
-        return next(
-            (name for attempt in self.attempts if (name := attempt.text("unread").strip())), ""
-        )
-
-    @property
     def rungs(self) -> tuple[Rung, ...]:
         """How each further attempt was started, oldest first."""
         return tuple(rung for attempt in self.attempts if (rung := attempt.rung))

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from runner.runs import metrics
 from runner.runs.attempt import Rung
 from runner.runs.metrics import Progress
+from runner.runs.progress import metrics_of
 from runner.runs.run import PREPARING, Run, with_newest_job
 from runner.runs.schedulers.scheduler import ACTIVE, JobStatus, by_scheduler
 
@@ -109,7 +110,7 @@ def _status(run: Run, job: JobStatus) -> RunStatus:
         run=run,
         **{**job._asdict(), "reason": over or job.reason},
         attempt=attempts[-1].number if attempts else 0,
-        progress=metrics.read_progress(run.folder / "metrics.jsonl"),
+        progress=metrics.read_progress(metrics_of(run)),
         causes=tuple(attempt.cause for attempt in attempts),
         rungs=run.rungs,
         gpu_hours=gpu_hours(run, time.time()),

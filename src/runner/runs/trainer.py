@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,14 +19,12 @@ from runner.machine import process
 from runner.project import Project
 from runner.runs.checks import SAVE_SIGNALS
 from runner.runs.hub import argument_values
+from runner.runs.patterns import BARS, GENERIC, compiled
 
 FILE = "trainers"
 """the file of the run folder"""
 SHIPPED = "trainers.txt"
 """the file of payload/ from which each launch takes what it needs of runner's own trainers"""
-GENERIC = "generic"
-BARS = "bars"
-"""what is read if no other trainer is found"""
 NONE = "none"
 """the value of `trainer` for a job whose log must not be read"""
 OWN = "own yes"
@@ -72,6 +71,7 @@ def render(
     return "\n".join(lines) + "\n"
 
 
+@cache
 def readable(text: str) -> str:
     """The file `trainers` of a run, with all patterns of each trainer: for what reads the steps of a log.
 
@@ -353,6 +353,12 @@ def _pattern(document: Document, value: Any, keys: tuple[str, ...], *, check: bo
             "write [0-9] for \\d, [ \\t] for \\s, and xxx* for x{2,}",
         )
     if check:
+        try:
+            compiled(value)
+        except re.error as error:
+            raise RunnerError(
+                f"{place} is not a pattern: {value!r}", str(error), "correct the regular expression"
+            ) from None
         for argv in (
             ("grep", "-E", "-e", value),
             ("awk", 'BEGIN { exit !("" ~ ENVIRON["PATTERN"]) }'),

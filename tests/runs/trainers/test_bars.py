@@ -3,13 +3,12 @@
 The lines are made from the format strings of the programs that are named beside them.
 """
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runner.runs import trainer
-from tests.runs.trainers.test_logs import AWKS, NO_PROJECT, read
+from tests.runs.trainers.test_logs import NO_PROJECT, read
 
 BAR = "|#####     |"
 # program, its lines, what the last entry says: step, total, loss, seconds per step
@@ -255,19 +254,18 @@ FORMATS: list[tuple[str, str, tuple[Any, ...]]] = [
 ]
 
 
-def last(text: str, awk: tuple[str, ...], folder: Path) -> tuple[Any, ...]:
-    _, entries = read(text.encode() + b"\n", awk, trainer.render(None, NO_PROJECT), folder)
+def last(text: str) -> tuple[Any, ...]:
+    _, entries = read(text.encode() + b"\n", trainer.render(None, NO_PROJECT))
     if not entries:
         return ()
     return tuple(entries[-1].get(key) for key in ("step", "total_steps", "loss", "step_seconds"))
 
 
-@pytest.mark.parametrize("awk", AWKS, ids=lambda awk: awk[0])
 @pytest.mark.parametrize(
     ("text", "values"), [(text, values) for _, text, values in FORMATS], ids=[n for n, *_ in FORMATS]
 )
-def test_a_format(tmp_path: Path, text: str, values: tuple[Any, ...], awk: tuple[str, ...]) -> None:
-    assert last(text, awk, tmp_path) == values
+def test_a_format(text: str, values: tuple[Any, ...]) -> None:
+    assert last(text) == values
 
 
 NOTHING = [
@@ -336,10 +334,9 @@ NOTHING = [
 
 
 @pytest.mark.parametrize("text", NOTHING)
-def test_other_bars_are_not_the_training(tmp_path: Path, text: str) -> None:
+def test_other_bars_are_not_the_training(text: str) -> None:
     """Downloads, the preparation of data, the loading of a model, evaluations, and lines with an epoch but no step."""
-    for awk in AWKS:
-        assert last(text, awk, tmp_path) == (), awk
+    assert last(text) == ()
 
 
 PREFIXES = [
@@ -360,10 +357,9 @@ LINES = [
 
 @pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.parametrize(("text", "values"), LINES, ids=["bar", "epoch"])
-def test_a_line_with_a_label(tmp_path: Path, prefix: str, text: str, values: tuple[Any, ...]) -> None:
+def test_a_line_with_a_label(prefix: str, text: str, values: tuple[Any, ...]) -> None:
     """Of srun, torchrun, mpirun or logging."""
-    for awk in AWKS:
-        assert last(f"\r{prefix}{text}\r", awk, tmp_path) == values, awk
+    assert last(f"\r{prefix}{text}\r") == values
 
 
 def bar(step: int, total: int, seconds: int, words: str = "", pace: float = 0.5) -> str:
@@ -411,25 +407,18 @@ SEQUENCES: list[tuple[str, str, int | None, int | None]] = [
 ]
 
 
-@pytest.mark.parametrize("awk", AWKS, ids=lambda awk: awk[0])
 @pytest.mark.parametrize(
     ("log", "step", "total"), [each[1:] for each in SEQUENCES], ids=[each[0] for each in SEQUENCES]
 )
-def test_several_bars(tmp_path: Path, log: str, step: int | None, total: int | None, awk: tuple[str, ...]) -> None:
-    """Also if the log is read in pieces."""
-    patterns = trainer.render(None, NO_PROJECT)
-    _, entries = read(log.encode(), awk, patterns, tmp_path)
-    assert (entries[-1]["step"], entries[-1].get("total_steps")) == (step, total)
-    assert entries == sorted(entries, key=lambda entry: entry["step"])
-    found, state = [], b""
-    for line in log.encode().splitlines(keepends=True):
-        _, entries = read(line, awk, patterns, tmp_path, state=state)
-        found += entries
-        state = (tmp_path / "state").read_bytes()
-    assert (found[-1]["step"], found[-1].get("total_steps")) == (step, total)
+def test_several_bars(log: str, step: int | None, total: int | None) -> None:
+    """Also if the log is read in parts."""
+    for part_bytes in (None, 0, 100):
+        _, entries = read(log.encode(), trainer.render(None, NO_PROJECT), part_bytes)
+        assert (entries[-1]["step"], entries[-1].get("total_steps")) == (step, total)
+        assert entries == sorted(entries, key=lambda entry: entry["step"])
 
 
-def test_a_known_trainer_wins(tmp_path: Path) -> None:
+def test_a_known_trainer_wins() -> None:
     """Whatever the bars counted before."""
     plain = bar(60, 200, 30) + bar(70, 200, 35, "Epoch 2/3:")
     with_loss = bar(80, 200, 40, "Training: ")[:-2] + ", loss=3]\n"
@@ -439,6 +428,13 @@ def test_a_known_trainer_wins(tmp_path: Path) -> None:
         (plain + nanochat, "nanochat"),
         (with_loss + nanochat, "nanochat"),
     ):
-        for awk in AWKS:
-            found, entries = read(log.encode(), awk, trainer.render(None, NO_PROJECT), tmp_path)
-            assert (found, [entry["step"] for entry in entries]) == (expected, [3]), awk
+        for part_bytes in (None, 0):
+            found, entries = read(log.encode(), trainer.render(None, NO_PROJECT), part_bytes)
+            assert (found, [entry["step"] for entry in entries]) == (expected, [3])
+
+
+def test_a_bar_that_is_drawn_ten_times_per_second_is_read_quickly() -> None:
+    """Of drawings one after the other only some are read; the first, the last and the order of epochs count."""
+    epoch = "".join(bar(step, 2000, step // 10, "Training: ", 0.1) for step in range(2001)).replace("\n", "\r")
+    (entry,) = read((epoch * 3).encode(), trainer.render(None, NO_PROJECT))[1]
+    assert (entry["step"], entry["step_seconds"]) == (6000, 0.1)

@@ -6,10 +6,7 @@ torchtitan-0.3.log and axolotl-0.19.log are recorded from real runs.
 """
 
 import json
-import os
 import re
-import shutil
-import subprocess
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,11 +14,12 @@ from typing import Any
 import pytest
 
 from runner.project import Project
-from runner.runs import payload, trainer
+from runner.runs import trainer
+from runner.runs.patterns import parse
+from runner.runs.steps import Piece, Reader, State
 
 HERE = Path(__file__).parent
 NO_PROJECT = Project(None, Path("/none"), Path("/none"))
-AWKS = [each for each in (("mawk",), ("gawk",), ("busybox", "awk"), ("original-awk",)) if shutil.which(each[0])]
 # logs of other tests that are in fact logs of a training
 TRAININGS = {"ddp", "retry", "trainer", "wordings"}
 OTHERS = sorted(
@@ -150,61 +148,58 @@ EXPECTED: dict[str, tuple[str, int, Values, Values]] = {
     ),
 }
 
-
-def read(
-    log: bytes, awk: tuple[str, ...], patterns: str, folder: Path, written: float = 2.0, state: bytes | None = None
-) -> tuple[str, list[Values]]:
-    """The trainer whose lines were found, and the entries.
-
-    `state`: of the call before; FOLDER/state gets the new one.
-    """
-    (folder / "trainer.awk").write_text(payload.files()["payload/trainer.awk"])
-    (folder / "trainers").write_text(patterns)
-    text = log.translate(bytes.maketrans(b"\r\0\1", b"\n\n "))
-    done = subprocess.run(
-        (*awk, "-v", "now=2", "-v", "before=1", "-v", "attempt=1", "-v", "world=4",
-         "-v", f"last={int(state is None)}", "-f", folder / "trainer.awk", folder / "trainers", "-"),
-        input=(state or b"") + b"\1f 0 %.3f job.log\n" % written + text + b"\1e\n", capture_output=True, check=True,
-        env={"PATH": os.environ["PATH"], "LC_ALL": "C"},
-    )  # fmt: skip
-    assert done.stderr == b""
-    lines = done.stdout.decode().splitlines()
-    (folder / "state").write_text("".join(f"\1{line}\n" for line in lines if line.startswith("s ")))
-    names = [line.removeprefix("trainer ") for line in lines if line.startswith("trainer ")]
-    return (names or [""])[-1], [json.loads(line) for line in lines if line.startswith("{")]
+# log -> the steps of the checkpoints that the trainer reported
+SAVED = {"megatron-bridge": [2], "megatron-lm": [20], "nanochat": [1], "nanogpt": [250], "verl": [1], "verl-sft": [2]}
 
 
-@pytest.mark.parametrize("awk", AWKS, ids=lambda awk: awk[0])
-@pytest.mark.parametrize(("written", "last"), [(1.5, 1.5), (0.5, 2.0), (9.0, 2.0)])
-def test_the_last_step_was_taken_when_the_log_was_written(
-    tmp_path: Path, awk: tuple[str, ...], written: float, last: float
-) -> None:
-    """Not when it was read, one second after the reading before; but the file server's clock may be wrong."""
-    patterns = trainer.render(None, Project(None, tmp_path, tmp_path))
-    _, found = read(b"step 1 loss 2\nstep 2 loss 2\n", awk, patterns, tmp_path, written)
-    assert [entry["time"] for entry in found] == [1 + (last - 1) / 2, last]
+def read(log: bytes, patterns: str, part_bytes: int | None = None) -> tuple[str, list[Values]]:
+    """The trainer whose lines were found, and the entries. The log is read at once, or in parts of so many bytes."""
+    trainers, _ = parse(patterns)
+    parts = [log] if part_bytes is None else in_parts(log, part_bytes)
+    entries: list[Values] = []
+    reader = Reader(trainers, processes=4)
+    for number, part in enumerate(parts):
+        if number:  # as another process that goes on
+            reader = Reader(trainers, 4, State.from_record(json.loads(json.dumps(reader.state.record()))))
+        begun, ended = 1 + number / len(parts), 1 + (number + 1) / len(parts)
+        reader.read(Piece("job.log", part.decode("latin-1"), begun, ended))
+        entries = [*([] if reader.discarded else entries), *reader.entries]
+    return reader.reported, [*entries, *reader.newest(ended=True)]
 
 
-@pytest.mark.parametrize("awk", AWKS, ids=lambda awk: awk[0])
+def in_parts(log: bytes, size: int) -> list[bytes]:
+    """Parts of at least so many bytes that end with a line."""
+    lines = re.findall(rb"[^\r\n\0]*[\r\n\0]|[^\r\n\0]+$", log)
+    parts = [b""]
+    for line in lines:
+        if len(parts[-1]) > size:
+            parts.append(b"")
+        parts[-1] += line
+    return parts
+
+
+def saved_steps(entries: list[Values]) -> list[int]:
+    return [entry["saved_step"] for entry in entries if "saved_step" in entry]
+
+
 @pytest.mark.parametrize("log", EXPECTED)
-def test_the_steps_of_each_trainer(tmp_path: Path, log: str, awk: tuple[str, ...]) -> None:
-    """Whether the trainer is named or not."""
+def test_the_steps_of_each_trainer(log: str) -> None:
+    """Whether the trainer is named or not, and wherever the log is cut into parts."""
     name, count, first, last = EXPECTED[log]
     text = (HERE / f"logs/{log}.log").read_bytes()
-    for chosen in (None, name):
-        found, entries = read(text, awk, trainer.render(chosen, NO_PROJECT), tmp_path)
+    for chosen, part_bytes in ((None, None), (name, None), (None, 0), (None, 300)):
+        found, entries = read(text, trainer.render(chosen, NO_PROJECT), part_bytes)
+        assert saved_steps(entries) == SAVED.get(log, [])
+        entries = [entry for entry in entries if "step" in entry]
         assert (found, len(entries)) == (name, count), entries
         assert first.items() <= entries[0].items()
         assert last.items() <= entries[-1].items()
         assert all(one["step"] <= two["step"] for one, two in pairwise(entries))
-        assert all(entry["attempt"] == 1 and 1 <= entry["time"] <= 2 for entry in entries)
+        assert all(1 <= entry["time"] <= 2 for entry in entries)
 
 
-@pytest.mark.parametrize("awk", AWKS, ids=lambda awk: awk[0])
 @pytest.mark.parametrize("late", range(-1, 3))
-def test_a_loss_has_its_step_whichever_of_stdout_and_stderr_torchrun_reads_first(
-    tmp_path: Path, late: int, awk: tuple[str, ...]
-) -> None:
+def test_a_loss_has_its_step_whichever_of_stdout_and_stderr_torchrun_reads_first(late: int) -> None:
     """It looks for new lines of each every 0.1 s: a loss comes some lines of the progress bar too early or too late.
 
     The losses of this log are only three such lines apart.
@@ -216,7 +211,7 @@ def test_a_loss_has_its_step_whichever_of_stdout_and_stderr_torchrun_reads_first
         bars += not line.startswith("{")
         lines.append((bars + late + 0.5 if line.startswith("{") else bars, f"[default0]:{line}\n"))
     merged = "".join(line for _, line in sorted(lines, key=lambda each: each[0])).encode()
-    _, entries = read(merged, awk, trainer.render(None, NO_PROJECT), tmp_path)
+    _, entries = read(merged, trainer.render(None, NO_PROJECT))
     found = [(entry["step"], entry["loss"], entry["epoch"]) for entry in entries]
     losses = (5.551, 5.541, 5.523, 5.566, 5.531, 5.535)
     assert found == [(2 * n, loss, n / 8) for n, loss in enumerate(losses, 1)]
@@ -227,11 +222,11 @@ def test_every_trainer_has_a_log() -> None:
     assert shipped - {name for name, *_ in EXPECTED.values()} == {"generic", "bars"}
 
 
-def test_no_step_in_the_logs_of_other_programs(tmp_path: Path) -> None:
+def test_no_step_in_the_logs_of_other_programs() -> None:
     assert len(OTHERS) > 100 and len(list((HERE / "others").iterdir())) >= 30
     patterns = trainer.render(None, NO_PROJECT)
     for path in OTHERS:
-        assert read(path.read_bytes(), AWKS[0], patterns, tmp_path) == ("", []), path
+        assert read(path.read_bytes(), patterns) == ("", []), path
 
 
 @pytest.mark.parametrize(
@@ -253,8 +248,7 @@ def test_no_step_in_the_logs_of_other_programs(tmp_path: Path) -> None:
         ("step 0.5 loss 2", None, None, None),
     ],
 )
-def test_generic_lines(tmp_path: Path, line: str, step: int | None, total: int | None, loss: object) -> None:
-    for awk in AWKS:
-        _, entries = read(line.encode() + b"\n", awk, trainer.render(None, NO_PROJECT), tmp_path)
-        found = [(entry["step"], entry.get("total_steps"), entry["loss"]) for entry in entries]
-        assert str(found) == str([(step, total, loss)] if step is not None else []), awk
+def test_generic_lines(line: str, step: int | None, total: int | None, loss: object) -> None:
+    _, entries = read(line.encode() + b"\n", trainer.render(None, NO_PROJECT))
+    found = [(entry["step"], entry.get("total_steps"), entry["loss"]) for entry in entries]
+    assert str(found) == str([(step, total, loss)] if step is not None else [])

@@ -1,6 +1,5 @@
 """A program that knows nothing of runner has progress: its steps and losses are read from its log."""
 
-import json
 import subprocess
 import time
 from pathlib import Path
@@ -9,8 +8,9 @@ from typing import Any
 import pytest
 
 from runner.project import Project
-from runner.runs import metrics, trainer
+from runner.runs import metrics, progress, trainer
 from runner.runs.job import Restart
+from runner.runs.run import Run
 from tests.runs.scripts import command_job, run_locally, write_run
 
 QUICK = {"RUNNER_WATCH_SECONDS": "1", "RUNNER_STACK_SECONDS": "1"}
@@ -32,9 +32,13 @@ def start(run: Path) -> int:
     return done.returncode
 
 
+def source(run: Path) -> metrics.Metrics:
+    """What `status` and the others read."""
+    return progress.metrics_of(Run("x-0001", run, "x", "local", "local", "2026-01-01T00:00:00+00:00"))
+
+
 def entries(run: Path) -> list[dict[str, Any]]:
-    path = run / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [dict(entry) for entry in metrics.records(source(run)) if "step" in entry]
 
 
 def test_a_plain_loop_that_prints(tmp_path: Path) -> None:
@@ -43,9 +47,8 @@ def test_a_plain_loop_that_prints(tmp_path: Path) -> None:
     assert start(run) == 0
     assert [(entry["step"], entry["total_steps"], entry["loss"]) for entry in entries(run)] == [
         (1, 30, 2.1), (2, 30, 2.2), (3, 30, 2.3)]  # fmt: skip
-    found = metrics.read_progress(run / "metrics.jsonl")
+    found = metrics.read_progress(source(run))
     assert found is not None and (found.steps_text, found.loss) == ("3/30", 2.3)
-    assert (run / "attempts/1/trainer").read_text() == "generic\n"
 
 
 def steps(run: Path) -> list[tuple[int, int]]:
@@ -110,29 +113,6 @@ def test_a_log_in_pieces(tmp_path: Path) -> None:
     assert [(entry["step"], entry["loss"]) for entry in entries(run)] == [(1, 2), (2, 3), (3, 4), (4, 5)]
 
 
-NANOGPT = "iter 1: loss 2.5, time 12ms"  # an older version, without mfu
-
-
-@pytest.mark.parametrize(
-    ("chosen", "text", "expected"),
-    [
-        ("nanogpt", f"echo '{NANOGPT}'", 1),
-        ("nanogpt", f"echo '{NANOGPT}'; [ $n = 2 ] || exit 75", 1),
-        ("nanogpt", f"echo '{NANOGPT}'; exit 3", 0),  # it may not have reached its first step
-        ("nanogpt", f"echo '{NANOGPT}, mfu 1.0%'", 0),
-        (None, "echo nothing", 0),
-        (trainer.NONE, "echo nothing", 0),
-    ],
-)
-def test_a_trainer_that_finds_nothing_is_mentioned_once(
-    tmp_path: Path, chosen: str | None, text: str, expected: int
-) -> None:
-    run = trainer_run(tmp_path, "n=${RUNNER_ATTEMPT##*/}; " + text, chosen, restart=Restart(time_limit=5))
-    start(run)
-    assert (run / "job.log").read_text().count("the trainer nanogpt has found no step in the log") == expected
-    assert len(list(run.glob("attempts/*/unread"))) == expected
-
-
 @pytest.mark.parametrize("chosen", [None, "generic", "bars"])
 def test_a_bar_without_a_loss_is_progress(tmp_path: Path, chosen: str | None) -> None:
     bar = r"\rTraining:  50%%|###   | %s/3 [00:01<00:01,  1.00s/it]"
@@ -140,6 +120,5 @@ def test_a_bar_without_a_loss_is_progress(tmp_path: Path, chosen: str | None) ->
     run = trainer_run(tmp_path, text, chosen)
     assert start(run) == 0
     assert {entry["total_steps"] for entry in entries(run)} == {3} and steps(run)[-1] == (1, 3)
-    found = metrics.read_progress(run / "metrics.jsonl")
+    found = metrics.read_progress(source(run))
     assert found is not None and (found.steps_text, found.loss) == ("3/3", None)
-    assert (run / "attempts/1/trainer").read_text() == "bars\n"

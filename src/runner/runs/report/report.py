@@ -23,8 +23,9 @@ from runner.runs import diff, payload
 from runner.runs.account import Account, account, known_classes
 from runner.runs.attempt import NodeUsage
 from runner.runs.history import look
-from runner.runs.metrics import Curve, newest_records, read_curves, records
+from runner.runs.metrics import Curve, Metrics, newest_records, read_curves, records
 from runner.runs.plot import short_number
+from runner.runs.progress import metrics_of
 from runner.runs.run import Run
 from runner.runs.status import RunStatus
 from runner.runs.why.explain import Answer, explain_run
@@ -130,7 +131,9 @@ def read_report(status: RunStatus, *, alone: bool = False) -> RunReport:
         read("checkpoints", _checkpoints, ()),
         read(
             "samples.jsonl",
-            lambda run: newest_records(run.folder / "samples.jsonl", 1 << 20)[-20:],
+            lambda run: newest_records(Metrics.of_file(run.folder / "samples.jsonl"), 1 << 20)[
+                -20:
+            ],
             (),
         ),
         read("usage", lambda run: run.newest.usage if run.newest else (), ()),
@@ -142,17 +145,19 @@ def read_report(status: RunStatus, *, alone: bool = False) -> RunReport:
 
 def _curves(run: Run, notes: list[str]) -> dict[str, Curve]:
     bad: list[bytes] = []
-    found = read_curves(run.name, run.folder / "metrics.jsonl", METRICS, damaged=bad)
+    metrics = metrics_of(run)
+    found = read_curves(run.name, metrics, METRICS, damaged=bad)
     left_out = [(f"values of {each.metric} that are not finite", each.left_out) for each in found]
     left_out.append(("lines that cannot be read", len(bad)))
-    notes += [f"metrics.jsonl: {what} are left out ({count})" for what, count in left_out if count]
-    notes += [] if found else ["metrics.jsonl: there is no training step, so there are no curves"]
+    notes += [f"{metrics.name}: {what} are left out ({count})" for what, count in left_out if count]
+    if not found:
+        notes.append(f"{metrics.name}: there is no training step, so there are no curves")
     return {curve.metric: curve for curve in found if curve.points}
 
 
 def _use(run: Run, *, alone: bool) -> dict[str, Curve]:
     """The use of the nodes by step: a sample belongs to the newest step of its minute."""
-    entries = records(run.folder / "metrics.jsonl")
+    entries = records(metrics_of(run))
     known = [
         (each["time"], each["step"])
         for each in entries

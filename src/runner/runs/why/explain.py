@@ -11,6 +11,7 @@ from runner.errors import RunnerError
 from runner.runs import status
 from runner.runs.attempt import begins
 from runner.runs.metrics import Pace, pace
+from runner.runs.progress import metrics_of, unread
 from runner.runs.run import Run
 from runner.runs.schedulers.scheduler import scheduler_of
 from runner.runs.schedulers.slurm_commands import SUBMIT
@@ -62,10 +63,13 @@ def explain_run(run: Run) -> Answer:
         return _filled(_waiting(answer, now), run)
     readings = [read_log(source) for source in sources(run)]
     verdict = judge(readings)
-    speed = pace(run.folder / "metrics.jsonl", running=now.state == "RUNNING")
+    metrics = metrics_of(run)
+    speed = pace(metrics, running=now.state == "RUNNING")
     answer = _noted(replace(answer, slow=verdict.slow), readings, speed)
-    if run.unread and now.progress is None:
-        note = f"the trainer {run.unread} has found no step in the log; try it without naming a trainer"
+    if now.progress is None and (trainer := unread(run)):
+        note = (
+            f"the trainer {trainer} has found no step in the log; try it without naming a trainer"
+        )
         answer = replace(answer, notes=(*answer.notes, note))
     restarts = tuple(f"attempt {rung.attempt}: {rung.reason}" for rung in now.rungs[-3:])
     answer = replace(answer, notes=(*answer.notes, *restarts))
@@ -85,7 +89,7 @@ def explain_run(run: Run) -> Answer:
     answer = _first_failure(_weigh(answer, verdict, readings, now), run)
     if answer.cause is None and speed is not None and speed.stuck:
         answer = replace(
-            answer, cause=by_word(EXIT, "stuck"), evidence="metrics.jsonl", line=speed.note
+            answer, cause=by_word(EXIT, "stuck"), evidence=metrics.name, line=speed.note
         )
     answer = _with_lines(_by_exit_code(answer, now, run), verdict, readings)
     if answer.cause is None:
