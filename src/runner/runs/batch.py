@@ -377,6 +377,8 @@ def files(batch: Batch, job: Job, environ: Mapping[str, str], site: Site) -> dic
     exported = batch.exports_all or "BASH_ENV" in batch.option("export").split(",")
     withheld = [f"{name}={environ[name]}" for name in _withheld(batch, environ)]
     by_submission = replace(site, restart_by="submit") if "no-requeue" in batch.options else site
+    exclude = batch.option("exclude")
+    restarted = replace(job, sbatch=(f"--exclude={exclude}",) if exclude else ())
     values = {
         "gpus": str(job.gpus),
         "hang_seconds": str(job.hang_seconds),
@@ -384,7 +386,7 @@ def files(batch: Batch, job: Job, environ: Mapping[str, str], site: Site) -> dic
         "bash_env": environ.get("BASH_ENV", "") if exported else "",
         "bash_env_of_login": "" if exported else "yes",
         "is_array": "yes" if batch.array_tasks else "",
-        "restart_words": restart_words(job, by_submission),
+        "restart_words": restart_words(restarted, by_submission),
     }
     if not batch.reads_bash_env:
         first, *head = _head(batch.text)

@@ -21,7 +21,7 @@ from runner.runs.job import Job
 from runner.runs.schedulers import slurm_commands
 from runner.runs.schedulers.flags import CPUS, merge, option, refuse, refuse_of_site
 from runner.runs.schedulers.scheduler import ACTIVE, Forecast, JobStatus, from_exit_code
-from runner.runs.schedulers.template import joined, render
+from runner.runs.schedulers.template import excluded_nodes, joined, render
 from runner.site import Site
 
 if TYPE_CHECKING:
@@ -211,7 +211,10 @@ def start_chain(run: Run, links: int) -> Run:
 def _sbatch(folder: Path, waits: Dependencies, report: Report, script: str, *more: str) -> str:
     """Submit a script in a folder, and return the job id."""
     _tell_start(folder, script, report)
-    excluded = () if _place(folder) is None else exclude_flags(folder.parent, os.environ, report)
+    excluded: tuple[str, ...] = ()
+    if _place(folder) is not None:
+        own = _excluded_by_user(folder / script)
+        excluded = exclude_flags(folder.parent, os.environ, report, own)
     flags = (*excluded, *slurm_commands.dependency_flags(waits), *more)
     return _submitted(folder, slurm_commands.submit(folder, flags, script=script))
 
@@ -280,8 +283,20 @@ def refused(words: str) -> RunnerError:
     return RunnerError("sbatch rejected the job", words, fix)
 
 
-def exclude_flags(runs: Path, environ: Mapping[str, str], report: Report) -> tuple[str, ...]:
-    """The flag of sbatch that excludes bad nodes; empty if there are none, or if the cluster's name is not known."""
+def _excluded_by_user(script: Path) -> str:
+    """The nodes that the script's `#SBATCH` lines exclude; empty if there are none, or if a file lists them."""
+    lines = files.text_of(script).splitlines()
+    flags = (line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH "))
+    return excluded_nodes(tuple(flags))
+
+
+def exclude_flags(
+    runs: Path, environ: Mapping[str, str], report: Report, own: str = ""
+) -> tuple[str, ...]:
+    """The flag of sbatch that excludes bad nodes; empty if there are none, or if the cluster's name is not known.
+
+    `own`: the nodes that the user excludes. sbatch would take only the newer of two such flags.
+    """
     folder = Path(environ.get("RUNNER_CACHE") or runs / ".cache") / "bad-nodes"
     listed = {
         path.name: found
@@ -305,7 +320,8 @@ def exclude_flags(runs: Path, environ: Mapping[str, str], report: Report) -> tup
     bad = {name: reason for name, reason in bad.items() if name in known}
     for name, reason in bad.items():
         report.say(f"excluding node {name}: {reason} (reported within the last day in {folder})")
-    return (f"--exclude={','.join(bad)}",) if bad else ()
+    excluded = (own, *bad) if own else tuple(bad)
+    return (f"--exclude={','.join(excluded)}",) if bad else ()
 
 
 def _bad_nodes(path: Path, now: float) -> dict[str, str]:

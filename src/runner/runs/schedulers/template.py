@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from runner.environments.environment import Attachment
 from runner.errors import RunnerError
 from runner.machine import files
 from runner.runs.job import Job
+from runner.runs.schedulers.flags import option
 from runner.site import Site
 
 if TYPE_CHECKING:
@@ -117,6 +119,19 @@ RUN = "{run}"
 """the placeholder, in the user's command, for the run folder"""
 
 
+_NODES = re.compile(r"[A-Za-z0-9_.,\[\]-]+")
+
+
+def excluded_nodes(flags: Sequence[str]) -> str:
+    """The nodes that flags of sbatch exclude; empty if there are none, or if a file lists them."""
+    found = ""
+    for flag in flags:
+        name, value = option(flag, "sbatch")
+        if name == "exclude":
+            found = value or ""
+    return found if _NODES.fullmatch(found) else ""
+
+
 def restart_words(job: Job, site: Site) -> str:
     """The arguments of `restarts` (payload/restart.sh); empty without [restart]."""
     if job.restart is None:
@@ -124,6 +139,8 @@ def restart_words(job: Job, site: Site) -> str:
     words = [f"{name}={text}" for name, text in job.restart.words.items()]
     way = site.scheduler if site.is_local else "chain" if job.chain else site.restart_by
     resources = job.resources
+    if own := excluded_nodes(job.sbatch):
+        words.append(f"exclude={own}")
     if job.keeps_nodes:
         words += [f"nodes={resources.nodes}", f"spare={resources.spare_nodes}"]
         words += [f"min_nodes={resources.min_nodes or resources.nodes}"]
