@@ -41,8 +41,9 @@ lost_nodes() {
         done
 }
 
-# Print a value for sbatch --exclude: the bad nodes of the last 24 hours, the nodes that only the next attempt avoids, and those
-# that the user excludes, because this value replaces theirs. Print nothing if there are none of the former. Leave out names that the cluster no longer has, because sbatch rejects them.
+# Print a value for sbatch --exclude: the bad nodes of the last 24 hours, and the nodes that only the next attempt avoids. Leave
+# out names that the cluster no longer has, because sbatch rejects them. If there are any, add the nodes that the user excludes,
+# because this value replaces theirs.
 excluded_nodes() {
     local name seconds mark known found=
     known=" $(sinfo --noheader --Node --format=%N 2>/dev/null | tr '\n' ' ')"

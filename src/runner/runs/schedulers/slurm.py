@@ -287,7 +287,7 @@ def _excluded_by_user(script: Path) -> str:
     """The nodes that the script's `#SBATCH` lines exclude; empty if there are none, or if a file lists them."""
     lines = files.text_of(script).splitlines()
     flags = (line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH "))
-    return excluded_nodes(tuple(flags))
+    return excluded_nodes([flag for flag in flags if flag.startswith(("--exclude", "-x"))])
 
 
 def exclude_flags(
