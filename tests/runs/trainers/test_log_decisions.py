@@ -329,7 +329,7 @@ def test_the_record_of_a_long_run_stays_small(run: Path) -> None:
 # --- silence
 
 CLOCK = """
-clock=0
+clock=0 RUNNER_WATCH_SECONDS=5 RUNNER_START_SECONDS=$START
 moment() { printf '%s' "$clock"; }
 pause() {
     clock=$((clock + 5))
@@ -365,11 +365,10 @@ def times(*spans: range) -> str:
 def test_when_silence_is_a_hang(run: Path, file: str, grows: str, found: int | None) -> None:
     """hang_seconds is 100, and the start takes up to 400 s. The clock is that of the test."""
     (run / "job.log").touch()
-    seconds = {"RUNNER_WATCH_SECONDS": "5", "RUNNER_START_SECONDS": "400"}
-    shown = on_node(run, CLOCK, GROWS=grows, FILE=str(run / file), **seconds)
+    shown = on_node(run, CLOCK, GROWS=grows, FILE=str(run / file), START="400")
     assert shown == (f"{found}\n" if found else "")
     if not grows:
-        assert on_node(run, CLOCK, GROWS="", FILE="none", **seconds | {"RUNNER_START_SECONDS": "9"}) == "305\n"
+        assert on_node(run, CLOCK, GROWS="", FILE="none", START="9") == "305\n"
 
 
 def test_a_hang_is_found(tmp_path: Path) -> None:
