@@ -18,6 +18,7 @@ from runner.runs.patterns import (
     Number,
     Plans,
     Trainer,
+    has_one,
     number_after,
     usable,
 )
@@ -38,6 +39,8 @@ _OTHER_LOSS = re.compile(
     r"""[\]"':=|( ]*(?:[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?|[a-z]+)"""
 )
 """the loss of something other than the training"""
+_OTHER_WORDS = ("al", "AL", "est", "ev")
+"""one of these is in each of its names"""
 _WHOLE_LOSS = r"""(^|[^A-Za-z_/])[Ll]oss[]"':=|( ]+"""
 """the text before the loss itself, and not a part of it"""
 # torchrun --tee, also in the middle of a line
@@ -192,7 +195,8 @@ class _Text:
     @cached_property
     def training(self) -> str:
         """The text without the losses of validations."""
-        return _OTHER_LOSS.sub(" ", self.text) if "oss" in self.text else self.text
+        may_have = "oss" in self.text and has_one(_OTHER_WORDS, self.text)
+        return _OTHER_LOSS.sub(" ", self.text) if may_have else self.text
 
 
 _DRAWN = re.compile(r"\n([^\n%]*)%(?:\|[^\n|]*\|)? *([0-9]+)/([0-9]+) \[")
