@@ -17,7 +17,7 @@ from runner.runs.logs import samples
 from runner.runs.steps import Piece
 
 _BLOCK_BYTES = 4 << 20
-_LONGEST_LINE = 1 << 20  # what has no line end for so long is no text
+_LONGEST_LINE = 1 << 20  # a longer one is skipped
 # a progress bar ends its line only when it is drawn again
 _BAR = re.compile(rb"[0-9]%\|[^|]*\| *[0-9]+/[0-9]+ \[[^]]*\]\Z")
 # without log-times, the text of several logs is merged in slices

@@ -6,7 +6,7 @@ Text is latin-1: one character for each byte, whatever the log's encoding is.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import NamedTuple
@@ -33,9 +33,17 @@ class Line:
         """A line that matches contains one of these; empty: not known."""
         return required_words(self.match)
 
+    @cached_property
+    def unless_words(self) -> frozenset[str]:
+        return required_words(self.unless)
+
     def reads(self, text: str) -> bool:
-        is_other = self.unless and usable(self.unless).search(text)
-        return bool(usable(self.match).search(text)) and not is_other
+        return bool(usable(self.match).search(text)) and not self._is_other(text)
+
+    def _is_other(self, text: str) -> bool:
+        if not self.unless or (self.unless_words and not has_one(self.unless_words, text)):
+            return False
+        return bool(usable(self.unless).search(text))
 
 
 @dataclass
@@ -52,6 +60,14 @@ class Trainer:
     @cached_property
     def detect_words(self) -> frozenset[str]:
         return required_words(self.detect)
+
+
+def has_one(words: Iterable[str], text: str) -> bool:
+    """Whether the text has one of the words. This is faster than to look for a pattern that needs one of them."""
+    for word in words:  # noqa: SIM110 (any() is slower)
+        if word in text:
+            return True
+    return False
 
 
 class Plan(NamedTuple):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 FOLDER = "progress"
 METRICS = "metrics.jsonl"
 _UNREAD_SECONDS = 600.0
-_KEEP_BYTES = 1 << 16  # so much text is read again in a few milliseconds
+_KEEP_BYTES = 1 << 16  # less text is not worth a write: reading it again takes milliseconds
 _LIMIT_BYTES = 1 << 23
 _STREAMS = ("job.log", "job.err")
 

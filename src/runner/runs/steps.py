@@ -18,6 +18,7 @@ from runner.runs.patterns import (
     Number,
     Plans,
     Trainer,
+    has_one,
     number_after,
     usable,
 )
@@ -25,7 +26,7 @@ from runner.runs.patterns import (
 Values = dict[str, Number]
 """what was found in a line; the keys are those of a trainer's table [[lines]]"""
 SIGN_SECONDS = 5.0
-"""of steps without a loss, one in so many seconds is kept"""
+"""of steps without a loss, one per this many seconds is kept"""
 _LONGEST_LINE = 20_000
 _LARGEST_STEP = 10**15
 _OF_TRAINER = ("total", "sequence_length", "batch_size")
@@ -38,6 +39,8 @@ _OTHER_LOSS = re.compile(
     r"""[\]"':=|( ]*(?:[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?|[a-z]+)"""
 )
 """the loss of something other than the training"""
+_OTHER_WORDS = ("al", "AL", "est", "ev")
+"""one of these is in each of its names"""
 _WHOLE_LOSS = r"""(^|[^A-Za-z_/])[Ll]oss[]"':=|( ]+"""
 """the text before the loss itself, and not a part of it"""
 # torchrun --tee, also in the middle of a line
@@ -156,7 +159,7 @@ class State:
     epoch: Number | None = None
     epoch_step: Number = 0
     steps_go_on: bool = False
-    """whether the steps of an epoch go on where those of the epoch before ended"""
+    """whether the steps of an epoch continue those of the epoch before"""
     bar: Bar = field(default_factory=Bar)
     newest: Entry | None = None
     """the entry to which the next line may add something"""
@@ -192,7 +195,8 @@ class _Text:
     @cached_property
     def training(self) -> str:
         """The text without the losses of validations."""
-        return _OTHER_LOSS.sub(" ", self.text) if "oss" in self.text else self.text
+        may_have = "oss" in self.text and has_one(_OTHER_WORDS, self.text)
+        return _OTHER_LOSS.sub(" ", self.text) if may_have else self.text
 
 
 _DRAWN = re.compile(r"\n([^\n%]*)%(?:\|[^\n|]*\|)? *([0-9]+)/([0-9]+) \[")
@@ -341,7 +345,7 @@ class Reader:
                 return
 
     def _values(self, trainer: Trainer, lines: Sequence[Line], line: _Text) -> Values | None:
-        """The values that the patterns of a trainer find; None if it is no line of the trainer."""
+        """The values that the patterns of a trainer find; None if the line is not the trainer's."""
         seen = line.training if trainer.strength < 2 else line.text
         values: Values | None = None
         has_saved = False
@@ -652,7 +656,7 @@ def _with_total(values: Values, seen: Seen) -> Values:
 
 
 def _unit(rest: str) -> str:
-    """The key of a speed with this text after it, such as `s/it`; empty if its unit is no step."""
+    """The key of a speed with this text after it, such as `s/it`; empty if its unit is not a step."""
     return next((key for unit, key in _UNITS if unit.match(rest)), "")
 
 
