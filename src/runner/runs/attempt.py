@@ -190,6 +190,12 @@ class Attempt:
         found = self._start("gpus")
         return int(found) if found.isdigit() else 0
 
+    @property
+    def tasks(self) -> int:
+        """The number of tasks that Slurm was asked for."""
+        found = self._start("tasks")
+        return int(found) if found.isdigit() else 0
+
     def _start(self, key: str) -> str:
         """The value of a line `KEY VALUE` of the file `started`."""
         lines = (line.partition(" ") for line in self.text("started").splitlines())

@@ -269,7 +269,7 @@ def _processes(run: Run, attempt: Attempt) -> int:
         name, _, value = line.removeprefix("export ").partition("=")
         if name == "RUNNER_WORLD_SIZE" and value.strip("'").isdecimal():
             return int(value.strip("'"))
-    return max(attempt.gpus, run.nodes * run.processes_per_node)
+    return max(attempt.gpus, attempt.tasks, run.nodes * run.processes_per_node)
 
 
 def _known(run: Run, number: int, patterns: int) -> _Kept:

@@ -63,6 +63,8 @@ def render(
         fix = "describe your own trainer in jobs/trainers/NAME.toml"
         raise unknown("trainer", chosen, [*shipped, *own, NONE], fix, place)
     names = [chosen] if chosen else [*own, *(name for name in shipped if name not in own)]
+    if chosen == GENERIC:
+        names = [GENERIC, BARS]
     values = _values(words)
     lines = [f"chosen {chosen}"] if chosen else []
     for name in names:

@@ -255,7 +255,7 @@ FORMATS: list[tuple[str, str, tuple[Any, ...]]] = [
 
 
 def last(text: str) -> tuple[Any, ...]:
-    _, entries = read(text.encode() + b"\n", trainer.render(None, NO_PROJECT))
+    _, entries = read(text.encode() + b"\n", trainer.readable(trainer.render(None, NO_PROJECT)))
     if not entries:
         return ()
     return tuple(entries[-1].get(key) for key in ("step", "total_steps", "loss", "step_seconds"))
@@ -413,7 +413,7 @@ SEQUENCES: list[tuple[str, str, int | None, int | None]] = [
 def test_several_bars(log: str, step: int | None, total: int | None) -> None:
     """Also if the log is read in parts."""
     for part_bytes in (None, 0, 100):
-        _, entries = read(log.encode(), trainer.render(None, NO_PROJECT), part_bytes)
+        _, entries = read(log.encode(), trainer.readable(trainer.render(None, NO_PROJECT)), part_bytes)
         assert (entries[-1]["step"], entries[-1].get("total_steps")) == (step, total)
         assert entries == sorted(entries, key=lambda entry: entry["step"])
 
@@ -429,12 +429,12 @@ def test_a_known_trainer_wins() -> None:
         (with_loss + nanochat, "nanochat"),
     ):
         for part_bytes in (None, 0):
-            found, entries = read(log.encode(), trainer.render(None, NO_PROJECT), part_bytes)
+            found, entries = read(log.encode(), trainer.readable(trainer.render(None, NO_PROJECT)), part_bytes)
             assert (found, [entry["step"] for entry in entries]) == (expected, [3])
 
 
 def test_a_bar_that_is_drawn_ten_times_per_second_is_read_quickly() -> None:
     """Of drawings one after the other only some are read; the first, the last and the order of epochs count."""
     epoch = "".join(bar(step, 2000, step // 10, "Training: ", 0.1) for step in range(2001)).replace("\n", "\r")
-    (entry,) = read((epoch * 3).encode(), trainer.render(None, NO_PROJECT))[1]
+    (entry,) = read((epoch * 3).encode(), trainer.readable(trainer.render(None, NO_PROJECT)))[1]
     assert (entry["step"], entry["step_seconds"]) == (6000, 0.1)

@@ -188,7 +188,7 @@ def test_the_steps_of_each_trainer(log: str) -> None:
     name, count, first, last = EXPECTED[log]
     text = (HERE / f"logs/{log}.log").read_bytes()
     for chosen, part_bytes in ((None, None), (name, None), (None, 0), (None, 300)):
-        found, entries = read(text, trainer.render(chosen, NO_PROJECT), part_bytes)
+        found, entries = read(text, trainer.readable(trainer.render(chosen, NO_PROJECT)), part_bytes)
         assert saved_steps(entries) == SAVED.get(log, [])
         entries = [entry for entry in entries if "step" in entry]
         assert (found, len(entries)) == (name, count), entries
@@ -211,7 +211,7 @@ def test_a_loss_has_its_step_whichever_of_stdout_and_stderr_torchrun_reads_first
         bars += not line.startswith("{")
         lines.append((bars + late + 0.5 if line.startswith("{") else bars, f"[default0]:{line}\n"))
     merged = "".join(line for _, line in sorted(lines, key=lambda each: each[0])).encode()
-    _, entries = read(merged, trainer.render(None, NO_PROJECT))
+    _, entries = read(merged, trainer.readable(trainer.render(None, NO_PROJECT)))
     found = [(entry["step"], entry["loss"], entry["epoch"]) for entry in entries]
     losses = (5.551, 5.541, 5.523, 5.566, 5.531, 5.535)
     assert found == [(2 * n, loss, n / 8) for n, loss in enumerate(losses, 1)]
@@ -224,7 +224,7 @@ def test_every_trainer_has_a_log() -> None:
 
 def test_no_step_in_the_logs_of_other_programs() -> None:
     assert len(OTHERS) > 100 and len(list((HERE / "others").iterdir())) >= 30
-    patterns = trainer.render(None, NO_PROJECT)
+    patterns = trainer.readable(trainer.render(None, NO_PROJECT))
     for path in OTHERS:
         assert read(path.read_bytes(), patterns) == ("", []), path
 
@@ -249,6 +249,6 @@ def test_no_step_in_the_logs_of_other_programs() -> None:
     ],
 )
 def test_generic_lines(line: str, step: int | None, total: int | None, loss: object) -> None:
-    _, entries = read(line.encode() + b"\n", trainer.render(None, NO_PROJECT))
+    _, entries = read(line.encode() + b"\n", trainer.readable(trainer.render(None, NO_PROJECT)))
     found = [(entry["step"], entry.get("total_steps"), entry["loss"]) for entry in entries]
     assert str(found) == str([(step, total, loss)] if step is not None else [])

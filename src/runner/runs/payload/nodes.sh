@@ -57,6 +57,7 @@ excluded_nodes() {
             [ -z "$name" ] || printf '%s %s\n' "$name" "$(date +%s)"
         done
     )
+    # shellcheck disable=SC2154 # restart.sh
     [ -z "$found" ] || printf '%s' "$found${limit[exclude]:+,${limit[exclude]}}"
 }
 
