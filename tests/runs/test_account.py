@@ -351,8 +351,8 @@ def test_the_command_prints_losses_and_classes(runs: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0] == "0.19 GPU hours held; effective training time ratio 33.3%"
-    assert lines[1] == "loss 1: loading of model and data, 0.03 GPU hours: download models and data sets before you " \
-        "launch: runner prefetch"  # fmt: skip
+    advice = "if it downloads models or data: runner prefetch, before the launch"
+    assert lines[1] == f"loss 1: loading of model and data, 0.03 GPU hours: {advice}"
     assert lines[4] == "" and lines[5].split() == ["CLASS", "GPU", "HOURS", "SHARE"]
     assert lines[-1].split() == ["queue", "0.13", "not", "charged"]
 

@@ -7,6 +7,7 @@ tests/faults use the real ones.
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,31 @@ def test_only_slurms_own_message_about_this_job_is_a_cause(
     assert causes(run) == [cause]
     noted = tmp_path / "runs/.cache/bad-nodes/cluster"
     assert noted.exists() == (cause == "node_failure")
+
+
+@pytest.mark.parametrize(
+    ("flags", "excluded"),
+    [
+        ((), "nid002"),
+        (("--exclude=nid[007-008]",), "nid002,nid[007-008]"),
+        (("-xnid007",), "nid002,nid007"),
+        (("--exclude=./nodes.txt",), "nid002"),  # a file cannot be joined to a list
+    ],
+)
+def test_the_nodes_that_the_user_excludes_stay_excluded(
+    job_7: dict[str, str], tmp_path: Path, flags: tuple[str, ...], excluded: str
+) -> None:
+    """sbatch takes only the newest of two such flags."""
+    for name, text in (("sinfo", "printf 'nid00%s\\n' 1 2 7 8"), ("sbatch", 'echo "$*" >sent; echo 8')):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    text = """[ "$RANK" = 0 ] || exit 0; printf '%b\\n' "$LINE"; exit 143"""
+    job = command_job(
+        "sh", "-c", text, "sh", launcher="srun", nodes=2, restart=Restart(node_failure=1, in_place=False), sbatch=flags
+    )
+    run = write_run(tmp_path / "runs/x-1", job, site=replace(SLURM, restart_by="submit"))
+    started(run, {**job_7, "LINE": LOST.format(node="nid002")})
+    assert (run / "sent").read_text() == f"--parsable --exclude={excluded} job.sbatch again\n"
 
 
 def test_a_program_that_ends_with_0_is_done_whatever_it_prints(job_7: dict[str, str], tmp_path: Path) -> None:
@@ -338,7 +364,6 @@ def test_a_left_over_container_costs_no_attempt(job_7: dict[str, str], tmp_path:
 @pytest.mark.parametrize(("text", "code"), [("return 1", 1), ("return 0", 0), (": $unset_variable", 0)])
 def test_a_module_that_does_not_load_ends_the_attempt(tmp_path: Path, text: str, code: int) -> None:
     """What comes with it would be missing, or another version; `module` may use unset variables."""
-    from dataclasses import replace
 
     from tests.runs.scripts import LOCAL
 

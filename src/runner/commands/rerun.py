@@ -17,7 +17,7 @@ def run_again(args: argparse.Namespace, console: Console) -> int:
     rerun.need_image(locked, console)
     for line in rerun.losses(locked):
         console.warn(f"changed since the run: {line}")
-    console.say(f"{locked.name} can be rerun: no file of its launch is missing or has changed")
+    console.say(f"{locked.name} can be rerun: all files of its launch are there, unchanged")
     if args.dry_run:
         return 0
     changed, has_copy = rerun.changed_script(locked)

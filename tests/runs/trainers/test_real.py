@@ -110,5 +110,6 @@ def test_lightning(tmp_path: Path) -> None:
     run = train(tmp_path, LIGHTNING, "none", 1, "{run}/checkpoints")
     found = entries(run)
     assert found[-1]["step"] == 30 and found[0]["step"] <= 10 and found[-1]["epoch"] == 2
-    assert all(entry["loss"] > 0 for entry in found)
+    losses = [entry["loss"] for entry in found if entry["loss"] is not None]  # the others only show progress
+    assert losses and min(losses) > 0
     assert newest([run]) == ["28"]
