@@ -165,10 +165,10 @@ def head(result: dict[str, Any]) -> list[str]:
     return [
         f"nodes: {len(names)} ({shown}); processes per node: {result['processes_per_node']}; "
         f"{result['backend']} on {result['device']}, torch {result['torch']}",
-        f"the site promises {promise:g} Gbit/s per node: {promise / 8:g} GB/s"
+        f"network_gbps of the site: {promise:g} Gbit/s per node, which is {promise / 8:g} GB/s"
         if promise
-        else "the site promises nothing: its network_gbps is not set",
-        f"{'operation':<11} {'message':>8} {'time':>12} {'bus':>13} {'per node':>13}" + " of promise" * bool(promise),
+        else "the site has no network_gbps with which to compare the speeds",
+        f"{'operation':<11} {'message':>8} {'time':>12} {'bus':>13} {'per node':>13}" + " of site" * bool(promise),
     ]
 
 
@@ -177,7 +177,7 @@ def line(row: dict[str, Any], promise: float | None) -> str:
     node = row["node"]
     shown = f"{row['operation']:<11} {words(row['bytes']):>8} {row['seconds'] * 1e3:>9.3f} ms {row['bus']:>8.3g} GB/s"
     shown += f"{'-':>14}" if node is None else f" {node:>8.3g} GB/s"
-    return shown + (f" {node * 8 / promise:>10.0%}" if promise and node is not None else "")
+    return shown + (f" {node * 8 / promise:>7.0%}" if promise and node is not None else "")
 
 
 def write(result: dict[str, Any]) -> None:

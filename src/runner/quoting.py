@@ -68,7 +68,7 @@ def directive(word: str, what: str) -> str:
         )
     if "$" in word:
         raise RunnerError(
-            f"{what} contains a variable: {word!r}",
+            f"{what} contains a variable",
             "sbatch does not expand variables in #SBATCH lines, so it would take the name for the value",
             "write the value itself",
         )

@@ -38,9 +38,9 @@ def test_three_nodes(runner: Runner) -> None:
     words = ("--engine", "host", "--nodes", "3", "--cpus-per-task", "1")
     folder, log = runner.finished("network", *words, "--", "--largest", "64K")
     assert "nodes: 3 (nid001, nid002, nid003); processes per node: 1; gloo on CPU" in log
-    assert "the site promises 8 Gbit/s per node: 1 GB/s" in log
-    assert "\noperation    message         time           bus      per node of promise\n" in log
-    assert log.count(" of promise\n") == 1 and log.count("%\n") == 3 * 4
+    assert "network_gbps of the site: 8 Gbit/s per node, which is 1 GB/s" in log
+    assert "\noperation    message         time           bus      per node of site\n" in log
+    assert log.count(" of site\n") == 1 and log.count("%\n") == 3 * 4
     assert "lowest pair: nid00" in log or "SLOW PAIR: nid00" in log
     assert "job.sbatch: nid003  rank 2\n" in log
     result = json.loads((folder / "network.json").read_text())

@@ -124,7 +124,7 @@ def test_two_processes_on_two_nodes(tmp_path: Path, children: list[subprocess.Po
         assert row["node"] == pytest.approx(row["bus"])  # one rank per node
     assert result["pair"]["nodes"] == ["nid0", "nid1"] and not result["pair"]["slow"]
     said = (tmp_path / "out-0").read_text()
-    assert "the site promises 8 Gbit/s per node: 1 GB/s" in said
+    assert "network_gbps of the site: 8 Gbit/s per node, which is 1 GB/s" in said
     assert f"{rows['all-reduce', 65536]['node']:.0%}" in said
     assert "there is no other pair to compare with" in said
     assert (tmp_path / "network.png").read_bytes().startswith(b"\x89PNG")
@@ -140,7 +140,7 @@ def test_one_node_and_no_matplotlib(tmp_path: Path, children: list[subprocess.Po
     result = json.loads((tmp_path / "network.json").read_text())
     assert result["pair"] is None and {row["node"] for row in result["results"]} == {None}
     said = (tmp_path / "out-0").read_text()
-    assert "the site promises nothing: its network_gbps is not set" in said
+    assert "the site has no network_gbps with which to compare the speeds" in said
     assert "one node: no pair of nodes to compare\n" in said
     assert "no picture: this Python has no matplotlib\n" in said and not (tmp_path / "network.png").exists()
 
@@ -172,7 +172,7 @@ def test_a_pair_with_a_slow_connection_is_found_among_four_nodes(tmp_path: Path)
     assert "only their connection is slow" in said and "SLOW PAIR: nid1 - nid2" in said
     assert 0.001 < pair["node"] < 0.0032  # GB/s; the link has 0.0025
     assert 0.008 < pair["fastest"] < 0.032  # a node has 0.025
-    assert "the site promises 0.2 Gbit/s per node: 0.025 GB/s" in said
+    assert "network_gbps of the site: 0.2 Gbit/s per node, which is 0.025 GB/s" in said
 
 
 def until(path: Path, text: str, children: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -60,7 +60,7 @@ def check(environment: Environment) -> None:
             fix = "make a symlink at a path without `$`, and mount the symlink"
             raise refuse(environment, field, "sarus", why, fix)
         if "sqsh" in mount.flags:
-            fix = "unpack it (unsquashfs -d FOLDER FILE) and mount the folder, or use the engine ce"
+            fix = "unpack it (unsquashfs -d FOLDER FILE) and mount the folder, or use the ce engine"
             raise refuse(
                 environment, field, "sarus", "Sarus Suite cannot mount squashfs files", fix
             )

@@ -92,7 +92,7 @@ def check_mounts(environment: Environment, engine: str, syntax: MountSyntax) -> 
         if syntax.checks_flags and unknown:
             known = ", ".join(sorted(syntax.flags))
             why = f"the engine {engine} has no mount flag {', '.join(unknown)}; it has {known}"
-            fix = "leave out the flag, or use the engine ce"
+            fix = "leave out the flag, or use the ce engine"
             raise refuse(environment, f"mounts.{index}", engine, why, fix)
 
 
