@@ -113,7 +113,7 @@ def test_an_unknown_variant_lists_the_known_ones(project: Project) -> None:
         ('containerfile = "Containerfile.whole"', "containerfile = 3", "whole.toml:2", "must be text"),
         ('context = ["containers/pins",', 'context = ["../secret",', "whole.toml:4", "is outside the project"),
         ('platforms = ["linux/amd64"]', 'platforms = "linux/amd64"', "whole.toml:5", "must be an array"),
-        ('debian = "bookworm"', 'debian = "bookworm"\nimage = "x"', "whole.toml:12", "either `image` or `debian`"),
+        ('debian = "bookworm"', 'debian = "bookworm"\nimage = "x"', "whole.toml:12", "exactly one of `image` and"),
         ('debian = "bookworm"', 'debain = "bookworm"', "whole.toml:13", "did you mean 'debian'?"),
         ('TORCH = "2.13.0+cpu"', "TORCH = 2", "whole.toml:17", "must be text"),
         ('summary = "a whole one"', 'summary = "a', "whole.toml:1", "is not valid TOML"),
