@@ -18,6 +18,7 @@ from runner.runs.steps import Piece
 
 _BLOCK_BYTES = 4 << 20
 _LONGEST_LINE = 1 << 20  # a longer one is skipped
+_LONGEST_BAR = 2000
 # a progress bar ends its line only when it is drawn again
 _BAR = re.compile(rb"[0-9]%\|[^|]*\| *[0-9]+/[0-9]+ \[[^]]*\]\Z")
 # without log-times, the text of several logs is merged in slices
@@ -141,10 +142,14 @@ def _pieces(log: GrowingLog, number: int | None) -> Iterator[Piece]:
                 data = file.read(min(missing, _BLOCK_BYTES))
                 if not data:
                     return
+                in_data = max(data.rfind(end) for end in (b"\n", b"\r", b"\0")) + 1
+                last = data[in_data:] if in_data else log.rest[-_LONGEST_BAR:] + data
+                is_bar = _BAR.search(last[-_LONGEST_BAR:])
+                if not in_data and not is_bar and len(log.rest) <= _LONGEST_LINE:
+                    log.rest += data  # a long line comes in many parts: each is looked at once
+                    continue
                 text = log.rest + data
-                cut = max(text.rfind(end) for end in (b"\n", b"\r", b"\0")) + 1
-                if _BAR.search(text, cut):
-                    cut = len(text)
+                cut = len(text) if is_bar else len(log.rest) + in_data if in_data else 0
                 later = begin_of_later(text[:cut], number) if number is not None else None
                 if later is not None:
                     log.later_begins = log.at + later
