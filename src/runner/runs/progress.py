@@ -38,7 +38,10 @@ _STREAMS = ("job.log", "job.err")
 def metrics_of(run: Run) -> Metrics:
     """The metrics of a run. Reads what is new in its logs, if the program writes no metrics."""
     own = run.folder / METRICS
-    if _size(own) or not (patterns := _patterns(run)):
+    if _size(own) or not run.attempts:  # a run that waits has no log, and needs no patterns
+        return Metrics.of_file(own)
+    patterns = _patterns(run)
+    if not patterns:
         return Metrics.of_file(own)
     with _lock:
         return Metrics("the log", tuple(_part(each) for each in _read(run, patterns)))
@@ -51,9 +54,11 @@ def unread(run: Run) -> str:
     """
     from runner.runs.patterns import parse
 
+    if not any(map(_has_waited, run.attempts)):
+        return ""
     trainers, chosen = parse(_patterns(run))
     describes_only_checkpoints = not any(trainer.lines for trainer in trainers)
-    if not chosen or describes_only_checkpoints or not any(map(_has_waited, run.attempts)):
+    if not chosen or describes_only_checkpoints:
         return ""
     found = any("step" in each for each in records(metrics_of(run)))
     return "" if found else chosen

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,13 @@ def test_each_attempt_ends_where_the_next_one_begins(run: Run) -> None:
     write(run, "job.sbatch: attempt 3 on nid2\nstep 3/9 loss 4\n")
     as_another_process()
     assert steps(run) == [*expected, (3, 3, 4)]
+
+
+def test_a_run_that_waits_needs_no_patterns(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`status` is often asked while a run waits: reading the patterns of all trainers would slow it down."""
+    shutil.rmtree(run.folder / "attempts")
+    monkeypatch.setattr(trainer, "readable", lambda _: pytest.fail("it has read the patterns"))
+    assert (steps(load(run.folder)), progress.unread(load(run.folder))) == ([], "")
 
 
 @pytest.mark.parametrize("size", [1, 20_000])
