@@ -33,8 +33,8 @@ from runner.located_toml import Document
 from runner.runs.adopt.adopted import Adopted
 from runner.runs.adopt.command_line import read_command_line
 from runner.runs.adopt.script import job_text, read_container
-from runner.runs.batch import read
 from runner.runs.job import layer_of
+from runner.runs.own_script import read
 
 LIST = Path(__file__).with_suffix(".tsv")
 PROGRAMS = ("srun", "docker", "podman", "nvidia-docker", "enroot", "apptainer", "singularity")

@@ -27,7 +27,8 @@ from runner.memory.megatron import SIZES, gpt
 from runner.memory.shape import count_weights
 from runner.project import find_project
 from runner.runs.job import command_line
-from runner.runs.launch import Request, prepare
+from runner.runs.launch import prepare
+from runner.runs.plan import Request
 
 ROOT = Path(__file__).parents[1]
 ENVIRON = {"HOME": "/home/me", "USER": "me", "RUNNER_IMAGES": "/images", "PATH": "/nowhere"}

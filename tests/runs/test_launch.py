@@ -11,8 +11,10 @@ from runner.errors import RunnerError, unknown
 from runner.images.squashfs_file import Squashfs, as_json, sidecar
 from runner.machine.report import Quiet
 from runner.project import Project
-from runner.runs.launch import Request, RunPlan, prepare
+from runner.runs.launch import prepare
+from runner.runs.plan import Request, RunPlan
 from runner.runs.schedulers.slurm import refused
+from runner.runs.sweep import with_values
 from tests.runs.scripts import given
 
 HOME = {"HOME": "/nowhere", "PATH": "/nonexistent"}
@@ -255,6 +257,14 @@ def test_a_dry_run_turns_what_is_not_here_into_warnings(project: Project, tmp_pa
     assert 'image = "${SCRATCH}/runner/images/cpu.sqsh"' in made.files["environment.toml"]
     assert any("SCRATCH" in note for note in made.notes) and any("/no/such" in note for note in made.notes)
     assert any("${SCRATCH}/runner/runs/true-NNNN && sbatch job.sbatch" in line for line in explain(made, HOME, project))
+
+
+def test_a_value_of_a_sweep_goes_to_its_place_or_becomes_an_option(project: Project) -> None:
+    made = plan(project, request(words=("sh", "-c", "echo {seed} {x}"), given=given(arguments=("--n={seed}",))))
+    found = with_values(made, {"seed": "3", "lr": "1e-5"})
+    assert found.job.command == ("sh", "-c", "echo 3 {x}")
+    assert found.job.arguments == ("--n=3", "--lr", "1e-5")
+    assert "'echo 3 {x}' --n=3 --lr 1e-5" in found.script and found.files["job.sbatch"] == found.script
 
 
 def test_a_dry_run_tells_the_source_of_each_value(project: Project) -> None:

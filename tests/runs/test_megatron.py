@@ -17,7 +17,8 @@ from runner.memory.megatron import SIZES, Layout, Work, estimate, gpt, layouts, 
 from runner.memory.shape import GIB, count_weights
 from runner.project import find_project
 from runner.runs.hub import argument_values
-from runner.runs.launch import Request, RunPlan, prepare
+from runner.runs.launch import prepare
+from runner.runs.plan import Request, RunPlan
 from runner.runs.run import Run, save
 from runner.runs.sweep import parse, submit_sweep, with_values
 from tests.runs.scripts import given

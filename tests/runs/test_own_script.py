@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from runner.commands.launch import explain
 from runner.errors import RunnerError
 from runner.machine.report import Quiet
 from runner.project import Project
 from runner.runs import payload
-from runner.runs.batch import Batch
 from runner.runs.budget import estimate
-from runner.runs.launch import Request, RunPlan, prepare
+from runner.runs.launch import prepare
+from runner.runs.own_script import OwnScript, OwnScriptPlan
+from runner.runs.plan import Request, RunPlan
 from runner.runs.sweep import with_values
 from tests.runs.scripts import given
 from tests.runs.test_payload import programs
@@ -29,17 +31,17 @@ def plan(folder: Path, text: str | bytes, request: Request | None = None, **vari
     return prepare(request, Project(None, folder / "shipped", folder), {"HOME": "/nowhere", **variables}, Quiet())
 
 
-def batch(folder: Path, text: str = HEAD, request: Request | None = None, **variables: str) -> Batch:
-    found = plan(folder, text, request, **variables).batch
-    assert found is not None
-    return found
+def batch(folder: Path, text: str = HEAD, request: Request | None = None, **variables: str) -> OwnScript:
+    found = plan(folder, text, request, **variables)
+    assert isinstance(found, OwnScriptPlan)
+    return found.own
 
 
 def launch(**changes: object) -> Request:
     return Request(**{"job": "train.sbatch", "site": "generic-slurm", "dry_run": True, **changes})  # type: ignore[arg-type]
 
 
-def options(found: Batch) -> dict[str, tuple[str, str]]:
+def options(found: OwnScript) -> dict[str, tuple[str, str]]:
     return {name: (setting.value, str(setting.origin)) for name, setting in found.options.items()}
 
 
@@ -127,7 +129,7 @@ def test_only_an_interpreter_that_does_not_read_bash_env_gets_a_wrapper(
     tmp_path: Path, first: str, reads: bool
 ) -> None:
     found = plan(tmp_path, f"{first}\n#SBATCH -t 5\n# more\necho\n#SBATCH -N 9\n")
-    assert found.batch is not None and found.batch.reads_bash_env == reads
+    assert isinstance(found, OwnScriptPlan) and found.own.reads_bash_env == reads
     if not reads:
         assert found.files["wrapper/train.sbatch"] == "#!/bin/bash\n#SBATCH -t 5\n# more\n"
     assert found.notes[0] == "train.sbatch:5: sbatch ignores #SBATCH lines after the first command (line 4)"
@@ -194,9 +196,11 @@ def test_a_script_without_sbatch_lines_gets_its_options_from_the_command_line(tm
     ],
 )
 def test_the_cost_counts_every_gpu_of_every_task(tmp_path: Path, lines: str, gpu_hours: str | None) -> None:
+    """As the dry run says it."""
     found = plan(tmp_path, f"#!/bin/bash\n#SBATCH {lines}\necho x\n".encode())
-    cost = estimate(found.job)
-    assert (cost.text(len(found.batch.array_tasks) or 1) if cost and found.batch else None) == gpu_hours
+    project = Project(None, tmp_path / "shipped", tmp_path)
+    said = [line for line in explain(found, {"HOME": "/nowhere"}, project) if line.startswith("cost: ")]
+    assert said == ([f"cost: {gpu_hours}"] if gpu_hours else [])
 
 
 @pytest.mark.parametrize(
@@ -267,7 +271,7 @@ def test_a_restart_flag_names_a_cause_and_a_number(word: str) -> None:
 
 def started(run: Path, text: str, settings: str = "", **environ: str) -> "subprocess.Popen[bytes]":
     """A batch script in a run folder, as slurmd starts it."""
-    for name, content in {**payload.files(batch=True), "settings.sh": settings, "slurm_script": text}.items():
+    for name, content in {**payload.files(own_script=True), "settings.sh": settings, "slurm_script": text}.items():
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).write_text(content)
     outer = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "RUNNER_"))}

@@ -23,7 +23,8 @@ from runner.machine.report import Quiet
 from runner.project import Project
 from runner.runs import lock, rerun, shell
 from runner.runs.image import LaunchImage
-from runner.runs.launch import EDF, Request, RunPlan, prepare
+from runner.runs.launch import prepare
+from runner.runs.plan import EDF, Request, RunPlan
 from runner.runs.run import SUBMITTED, Run, save
 from runner.runs.shell import ShellRequest
 from tests.lab.sarus import Sarus

@@ -12,7 +12,8 @@ from runner.machine.report import Quiet
 from runner.project import Project
 from runner.runs import resolve
 from runner.runs.job import Job, Resources
-from runner.runs.launch import Request, RunPlan, prepare
+from runner.runs.launch import prepare
+from runner.runs.plan import Request, RunPlan
 from runner.runs.program import Program
 from runner.runs.run import SUBMITTED, Run, save
 from runner.site import Origin

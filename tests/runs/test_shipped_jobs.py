@@ -8,7 +8,8 @@ import pytest
 
 from runner.machine.report import Quiet
 from runner.project import find_project
-from runner.runs.launch import Request, prepare
+from runner.runs.launch import prepare
+from runner.runs.plan import Request
 from tests.runs.scripts import given
 
 ROOT = Path(__file__).parents[2]

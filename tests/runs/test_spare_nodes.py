@@ -14,9 +14,9 @@ import pytest
 from runner.errors import RunnerError
 from runner.runs.budget import estimate
 from runner.runs.job import Job, Restart
+from runner.runs.plan import RenderedPlan
 from runner.runs.resolve import resolve
 from runner.runs.schedulers.template import restart_words
-from runner.runs.sweep import array_script
 from runner.site import Site
 from tests.runs.scripts import BARE, LOCAL, SLURM, command_job, overrides, script, write_run
 from tests.runs.test_payload import on_host, programs
@@ -95,8 +95,8 @@ def test_the_script_names_the_numbers(settings: dict[str, Any], words: str) -> N
 
 def test_a_sweep_is_an_array_of_jobs_that_keep_their_nodes() -> None:
     text = script(resolved(nodes=2, spare_nodes=1, restart=POLICY), site=SLURM)
-    plan: Any = SimpleNamespace(script=text, batch=None)
-    array = array_script(plan, 3, None)
+    plan: Any = SimpleNamespace(script=text)
+    array = RenderedPlan.array_script(plan, "array.sbatch", 3, None)
     assert "#SBATCH --nodes=3\n#SBATCH --no-kill\n" in array and "#SBATCH --array=0-2\n" in array
 
 

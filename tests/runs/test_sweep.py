@@ -13,7 +13,7 @@ from runner.runs.history import Filters, find
 from runner.runs.job import Job
 from runner.runs.run import SUBMITTED, Dependencies, Run, find_run, find_runs, save
 from runner.runs.schedulers.slurm_commands import dependency_flags, parse_status
-from runner.runs.sweep import _job, parse
+from runner.runs.sweep import parse
 
 
 def make(runs: Path, name: str, **values: object) -> Run:
@@ -42,13 +42,6 @@ def test_each_combination_once_the_last_axis_fastest() -> None:
 def test_what_is_no_sweep_is_refused(words: list[str], at_once: int | None) -> None:
     with pytest.raises(RunnerError):
         parse(words, at_once)
-
-
-def test_a_value_goes_to_its_place_or_becomes_an_option() -> None:
-    job = Job("a", Environment("e", None, ""), command=("sh", "-c", "echo {seed} {x}"), arguments=("--n={seed}",))
-    found = _job(job, {"seed": "3", "lr": "1e-5"})
-    assert found.command == ("sh", "-c", "echo 3 {x}")
-    assert found.arguments == ("--n=3", "--lr", "1e-5")
 
 
 def test_a_sweep_means_all_its_runs_and_a_run_is_found_by_its_task(tmp_path: Path) -> None:

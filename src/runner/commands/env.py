@@ -181,12 +181,12 @@ def _of_script(args: argparse.Namespace, console: Console) -> dict[str, str]:
     import json
 
     from runner.project import find_project
-    from runner.runs import batch
     from runner.runs.adopt.script import job_text, read_container
+    from runner.runs.own_script import read
 
     script = Path(args.script)
     name = script.name if script.name.isprintable() else json.dumps(script.name)
-    text = batch.read(args.script, script)
+    text = read(args.script, script)
     adopted = read_container(text)
     edf, job = args.output or args.into, args.job
     made = {}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from runner.commands.console import Console, LogFilter, say_end
@@ -16,10 +15,8 @@ from runner.commands.options import settings
 from runner.errors import RunnerError
 from runner.project import Project, find_project
 from runner.runs.budget import estimate
-from runner.runs.checks import lacks_account
-from runner.runs.job import KEYS
-from runner.runs.launch import Request, RunPlan, prepare
-from runner.runs.schedulers.scheduler import scheduler_of
+from runner.runs.launch import prepare
+from runner.runs.plan import Request, Row, RunPlan
 
 TYPE_CHECKING = False  # not typing's: importing it costs a millisecond
 if TYPE_CHECKING:
@@ -111,14 +108,7 @@ def launch_run(args: argparse.Namespace, console: Console) -> int:
 
 def _test_submission(plan: RunPlan, console: Console) -> None:
     """Raise RunnerError for a user's own batch script that this cluster's Slurm would reject."""
-    # a missing account is a note already, and a folder of a snapshot does not exist yet
-    if (
-        plan.batch is None
-        or plan.batch.in_snapshot is not None
-        or lacks_account(plan.job, plan.site)
-    ):
-        return
-    forecast = _ask(plan)
+    forecast = _ask(plan) if plan.tried else None
     if forecast is not None and forecast.start:
         console.say(f"estimated start: {forecast.start}")
     elif forecast is not None and forecast.accepted is None:
@@ -137,11 +127,7 @@ def _ask(plan: RunPlan) -> Forecast | None:
         return None
     from runner.runs.schedulers import slurm
 
-    if plan.batch is None:
-        return slurm.ask(("sbatch", "--test-only"), Path.cwd(), plan.script)
-    from runner.runs.batch import command
-
-    return slurm.ask(command(plan.batch, plan.job, "--test-only"), plan.batch.folder)
+    return slurm.ask(*plan.trial())
 
 
 def _forecast(plan: RunPlan, args: argparse.Namespace, console: Console) -> int:
@@ -226,27 +212,15 @@ _FILES_SHOWN = 12
 
 def explain(plan: RunPlan, environ: Mapping[str, str], project: Project) -> Iterator[str]:
     """The lines for stderr: the submit command, and the origin of every value."""
-    if plan.batch is not None:
-        from runner.runs.batch import command
-
-        yield f"would run: cd {plan.batch.folder} && {shlex.join(command(plan.batch, plan.job))}"
-        rows = [
-            (f"--{name}", text, str(origin)) for name, (text, origin) in plan.batch.options.items()
-        ]
-    else:
-        try:
-            runs = str(plan.site.runs(environ, project))
-        except RunnerError:  # the path contains a variable that is defined only on the site
-            runs = str(plan.site.run_folder)
-        yield f"would run: cd {runs}/{plan.job.name}-NNNN && {scheduler_of(plan.site.scheduler).BY_HAND}"
-        yield f"image: {plan.image.reference or 'none (no container)'}"
-        rows = list(_values(plan))
+    try:
+        runs = str(plan.site.runs(environ, project))
+    except RunnerError:  # the path contains a variable that is defined only on the site
+        runs = str(plan.site.run_folder)
+    yield from plan.by_hand(runs)
     if (cost := estimate(plan.job)) is not None:
-        yield f"cost: {cost.text(len(plan.batch.array_tasks) if plan.batch else 1)}"
-    yield f"{'options of sbatch' if plan.batch else 'settings'}, and where each comes from:"
-    yield from _columns(
-        tuple((name, value, _short(source, project)) for name, value, source in rows)
-    )
+        yield f"cost: {cost.text(len(plan.array_tasks) or 1)}"
+    yield f"{plan.rows_title}, and where each comes from:"
+    yield from _columns([row._replace(source=_short(row.source, project)) for row in plan.rows()])
     yield from _code(plan)
 
 
@@ -257,46 +231,7 @@ def _short(source: str, project: Project) -> str:
     return source.replace(f"{project.shipped}/", "shipped:")
 
 
-def _values(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
-    """(name, value, source) of every value that the script was rendered from."""
-    job = plan.job
-    for name, key in KEYS.items():
-        owner = job.resources if hasattr(job.resources, name) else job
-        value = getattr(owner, name, None)
-        parts: dict[str, object] = {name: value}
-        if name == "restart" and job.restart:
-            parts = {f"restart.{cause}": text for cause, text in job.restart.words.items()}
-        for part, shown in parts.items():
-            if (
-                shown is not None
-                and (key.kind is int or shown)
-                and key.kind is not dict
-                and name != "environment"
-            ):
-                words = (
-                    " ".join(shown) if isinstance(shown, tuple) else str(shown).partition("\n")[0]
-                )
-                yield part, words, str(job.origins[name])
-    values = plan.environment.values()
-    for name, origin in plan.environment.origins.items():
-        yield name, values.get(name, ""), str(origin)
-    for name in (
-        "scheduler",
-        "gpu_request",
-        "restart_by",
-        "image_folder",
-        "run_folder",
-        "modules",
-        "sbatch",
-        "srun",
-    ):
-        value = getattr(plan.site, name)
-        if value:
-            shown = " ".join(value) if isinstance(value, tuple) else str(value)
-            yield f"site {name}", shown, str(plan.site.origins.get(name, plan.site.name))
-
-
-def _columns(rows: tuple[tuple[str, str, str], ...]) -> Iterator[str]:
+def _columns(rows: Sequence[Row]) -> Iterator[str]:
     first = max((len(name) for name, _, _ in rows), default=0)
     second = min(48, max((len(value) for _, value, _ in rows), default=0))
     for name, value, source in rows:
@@ -340,7 +275,7 @@ def _code(plan: RunPlan) -> Iterator[str]:
 
 def _explain_sweep(plan: RunPlan, sweep: Sweep, console: Console) -> RunPlan:
     """Print the runs that a sweep would have, and return the plan of the first one."""
-    from runner.runs.sweep import ARRAY, array_script, with_values
+    from runner.runs.sweep import ARRAY, with_values
 
     for number, values in enumerate(sweep.combinations):
         console.say(
@@ -348,14 +283,15 @@ def _explain_sweep(plan: RunPlan, sweep: Sweep, console: Console) -> RunPlan:
         )
     first = with_values(plan, sweep.combinations[0])
     if not plan.site.is_local:
-        console.say(f"{ARRAY}:\n{array_script(first, len(sweep.combinations), sweep.at_once)}")
+        text = first.array_script(ARRAY, len(sweep.combinations), sweep.at_once)
+        console.say(f"{ARRAY}:\n{text}")
     console.say("the batch script of the sweep's task 0 follows on stdout:")
     return first
 
 
 def _array_tasks(plan: RunPlan, args: argparse.Namespace) -> tuple[int, ...]:
     """The tasks of a batch script that is an array; empty for all other jobs."""
-    tasks = plan.batch.array_tasks if plan.batch else ()
+    tasks = plan.array_tasks
     if args.chain and (args.sweep or tasks):
         what = f"--chain does not work with {'--sweep' if args.sweep else 'an array'}"
         raise RunnerError(
@@ -365,7 +301,8 @@ def _array_tasks(plan: RunPlan, args: argparse.Namespace) -> tuple[int, ...]:
             exit_code=2,
         )
     if args.sweep and tasks:
-        what = f"{plan.batch.options['array'].origin if plan.batch else ''}: --sweep does not work with an array"
+        origin = next(row.source for row in plan.rows() if row.name == "--array")
+        what = f"{origin}: --sweep does not work with an array"
         raise RunnerError(
             what,
             "each task of an array is a run already",

@@ -8,7 +8,7 @@ from runner.errors import RunnerError
 from runner.machine import process
 from runner.project import find_project
 from runner.runs import prefetch
-from runner.runs.launch import Request
+from runner.runs.plan import Request
 
 
 def prefetch_job(args: argparse.Namespace, console: Console) -> int:

@@ -16,7 +16,7 @@ from runner.site import Site
 
 if TYPE_CHECKING:
     from runner.runs.job import Job
-    from runner.runs.launch import RunPlan
+    from runner.runs.plan import RunPlan
     from runner.runs.status import RunStatus
 
 SETTINGS = "runner.toml"

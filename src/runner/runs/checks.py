@@ -257,6 +257,11 @@ def lacks_account(job: Job, site: Site) -> bool:
     return site.account_required and not given
 
 
+def no_account(site: Site) -> str:
+    """The note of a dry run for `lacks_account`."""
+    return f"site {site.name} requires an account: --account NAME, or runner init --site {site.name} --account NAME"
+
+
 def _check_chain(links: int, site: Site) -> None:
     if links < 2:
         raise RunnerError(

@@ -18,7 +18,8 @@ from runner.machine import files
 from runner.machine.report import Quiet
 from runner.project import Project
 from runner.runs import lock
-from runner.runs.launch import EDF, Requests, prepare
+from runner.runs.launch import Requests, prepare
+from runner.runs.plan import EDF
 from runner.runs.run import Run
 from runner.runs.secrets import HIDDEN
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from runner.detection import find_site
 from runner.environments.engines import attach, choose, engine_of, with_site
 from runner.environments.environment import (
-    Attachment,
     Environment,
     default_environment,
     emit_edf,
@@ -22,12 +21,10 @@ from runner.environments.environment import (
 from runner.errors import RunnerError, unknown
 from runner.machine import process
 from runner.machine.report import Report
-from runner.project import Project, is_shared_place
-from runner.runs import after, hub, payload, resolve, snapshot, trainer
-from runner.runs.budget import Budget, budget_of
-from runner.runs.checks import check as check_job
-from runner.runs.checks import check_mounts, lacks_account, path_on_host
-from runner.runs.git import work_tree
+from runner.project import Project
+from runner.runs import after, hub, resolve, snapshot, trainer
+from runner.runs.budget import budget_of
+from runner.runs.checks import check_mounts, lacks_account, no_account, path_on_host
 from runner.runs.image import (
     CODE_MOUNT,
     LaunchImage,
@@ -37,6 +34,7 @@ from runner.runs.image import (
     run_environment,
 )
 from runner.runs.job import Job, Layer, Setting, command_line, load_job_file, value
+from runner.runs.plan import EDF, NOTIFY, SCRIPT, RenderedPlan, Request, RunPlan
 from runner.runs.program import (
     SUFFIXES,
     Program,
@@ -45,72 +43,9 @@ from runner.runs.program import (
     program_of_script,
     script_names,
 )
-from runner.runs.run import Dependencies
 from runner.runs.save_signal import with_save_signal
 from runner.runs.schedulers.scheduler import scheduler_of
-from runner.runs.snapshot import Snapshot
 from runner.site import Origin, Site
-
-TYPE_CHECKING = False  # not typing's: importing it costs a millisecond
-if TYPE_CHECKING:
-    from runner.runs.batch import Batch
-
-SCRIPT = "job.sbatch"
-EDF = "environment.toml"
-NOTIFY = "notify"
-"""the file of the run folder that lists the events for payload/notify.sh"""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the user requested on the command line."""
-
-    job: str | None = None
-    env: str | None = None
-    script: str | None = None
-    words: tuple[str, ...] = ()
-    """the words after the first bare `--`: the script's arguments, or the command"""
-    site: str | None = None
-    engine: str | None = None
-    given: Layer = field(default_factory=dict)
-    """the name, resources, launcher and flags from the command line"""
-    after: tuple[str, ...] = ()
-    """runs that must have ended with exit code 0"""
-    after_any: tuple[str, ...] = ()
-    """runs that must have ended"""
-    dry_run: bool = False
-    from_snapshot: bool = False
-    """run the user's own batch script from RUN/code"""
-    furnished: Callable[[Environment], Environment] = lambda environment: environment
-    """changes the environment, for example by adding mounts"""
-
-
-@dataclass(frozen=True)
-class RunPlan:
-    """Everything about a run except its number."""
-
-    site: Site
-    environment: Environment
-    """the environment for the job: image by content, run folder mounted"""
-    image: LaunchImage
-    engine: str
-    attachment: Attachment
-    job: Job
-    program: Program
-    snapshot: Snapshot
-    script: str
-    """the text of job.sbatch"""
-    files: Mapping[str, str]
-    """relative path -> text, for the files of the run folder, including the script"""
-    notes: tuple[str, ...]
-    """warnings"""
-    waits: Dependencies = field(default_factory=Dependencies)
-    """the runs to wait for"""
-    batch: Batch | None = None
-    """the user's own batch script; None: `script` is the batch script"""
-    budget: Budget = field(default_factory=Budget)
-    """the limits for what a user's runs may use together"""
-
 
 Requests = Callable[[Sequence[str]], Request]
 """a function that reads the words of a `runner launch`"""
@@ -132,7 +67,9 @@ def prepare(
     process.need(() if request.dry_run else scheduler.PROGRAMS)
     job_file, program = find_program(request, project)
     if "batch" in job_file:
-        return _complete(_plan_of_batch(request, job_file, site, project, environ), project)
+        from runner.runs import own_script  # slow, and most launches have none
+
+        return _complete(own_script.plan_of(request, job_file, site, project, environ), project)
     environment = find_environment(
         request.env or value(job_file, "environment"), project, environ, site, report
     )
@@ -181,19 +118,19 @@ def prepare(
     notes += (*hub_notes, *attachment.notes, *job.notes, *program.notes)
     job = replace(job, environment=environment)
     taken = replace(asked(), needed=program.script or "")
-    plan = RunPlan(
-        site,
-        environment,
-        image,
-        engine,
-        attachment,
-        job,
-        program,
-        taken,
-        script,
-        {SCRIPT: script},
-        (*notes,),
-        waits,
+    plan = RenderedPlan(
+        site=site,
+        environment=environment,
+        image=image,
+        engine=engine,
+        attachment=attachment,
+        job=job,
+        program=program,
+        snapshot=taken,
+        script=script,
+        files={SCRIPT: script},
+        notes=(*notes,),
+        waits=waits,
     )
     return _complete(plan, project)
 
@@ -212,15 +149,15 @@ def _noted(notes: list[str], dry_run: bool) -> Iterator[None]:
 def _complete(plan: RunPlan, project: Project) -> RunPlan:
     """The plan with the files of every run folder, and with the notes about the snapshot."""
     job, environment = plan.job, plan.environment
-    # the words of a batch script too may name the folder of the checkpoints
-    words = (*job.command, *job.arguments, *(plan.script.split() if plan.batch else ()))
     files = {
         EDF: emit_edf(environment, f"{environment.name}: what the containers of this run see"),
         **plan.attachment.files,
-        **payload.files(batch=plan.batch is not None),
+        **plan.payload(),
         **after.files(plan.waits),
         NOTIFY: " ".join(job.notify) + "\n",
-        trainer.FILE: trainer.render(job.trainer, project, words, job.origins["trainer"].place),
+        trainer.FILE: trainer.render(
+            job.trainer, project, plan.words, job.origins["trainer"].place
+        ),
         **plan.files,
     }
     left_out = [
@@ -230,87 +167,6 @@ def _complete(plan: RunPlan, project: Project) -> RunPlan:
         left_out[10:] = [f"left out of the code snapshot: {len(left_out) - 10} more files"]
     notes = (*plan.notes, *plan.snapshot.notes, *left_out)
     return replace(plan, files=files, notes=notes, budget=budget_of(project, plan.site))
-
-
-def _plan_of_batch(
-    request: Request, job_file: Layer, site: Site, project: Project, environ: Mapping[str, str]
-) -> RunPlan:
-    """The plan of a run of the user's own batch script."""
-    from runner.runs import batch  # slow, and most launches have none
-
-    if site.is_local:
-        what = f"cannot launch {value(job_file, 'batch')} on the site {site.name!r}"
-        raise RunnerError(
-            what,
-            "a batch script needs Slurm",
-            "choose another --site, or run the script with bash, without runner",
-        )
-    given = {**request.given, **command_line({"arguments": request.words})}
-    chosen = {
-        name: word
-        for name, word in (("environment", request.env), ("engine", request.engine))
-        if word
-    }
-    given |= {name: Setting(word, Origin("command line")) for name, word in chosen.items()}
-    script = batch.load(value(job_file, "batch"), (given, job_file), project, environ, site)
-    environment = Environment("batch script", None, "")
-    job = batch.job_of(script, (given, job_file), environment)
-    check_job(
-        replace(job, env={}),
-        replace(site, account_required=site.account_required and not request.dry_run),
-    )
-    notes = (
-        *batch.notes(script, (given, job_file)),
-        *((_no_account(site),) if lacks_account(job, site) else ()),
-    )
-    waits = after.find(request.after, request.after_any, site, environ, project)
-    if waits.runs and "dependency" in script.options:
-        what = f"{script.options['dependency'].origin}: --after does not work with --dependency"
-        raise RunnerError(
-            what,
-            "--after sets --dependency too",
-            "leave out --after, or add its job id to --dependency",
-        )
-    job = after.with_folder(job, waits)
-    main, taken, trouble = _snapshot_of_batch(script, project, strict=request.from_snapshot)
-    if request.from_snapshot:
-        script, needed = batch.in_snapshot(script, main, taken.files)
-        taken = replace(taken, needed=needed)
-        trouble += snapshot.secrets_left_out(
-            taken, (main or Path()).resolve(), script.path.resolve().parent
-        )
-    none, image, program = Attachment(), LaunchImage(""), Program(None, (), main)
-    files, notes = batch.files(script, job, environ, site), (*notes, *trouble)
-    text = script.text
-    return RunPlan(
-        site,
-        environment,
-        image,
-        "host",
-        none,
-        job,
-        program,
-        taken,
-        text,
-        files,
-        notes,
-        waits,
-        script,
-    )
-
-
-def _snapshot_of_batch(
-    script: Batch, project: Project, *, strict: bool
-) -> tuple[Path | None, Snapshot, list[str]]:
-    """(the project or git work tree of the script, its snapshot, notes). Without `strict`, errors become notes."""
-    tree = work_tree(script.path.absolute().parent)
-    main = project.root or (tree if tree is not None and not is_shared_place(tree) else None)
-    try:
-        return main, snapshot.plan(main), []
-    except RunnerError as error:
-        if strict:
-            raise
-        return None, Snapshot((), None), [f"no code snapshot: {error.what}"]
 
 
 ACCOUNT = "ACCOUNT"
@@ -326,11 +182,7 @@ def _job(
     if not lacks_account(job, site):
         return job
     account = replace(job.resources, account=ACCOUNT)
-    return replace(job, resources=account, notes=(*job.notes, _no_account(site)))
-
-
-def _no_account(site: Site) -> str:
-    return f"site {site.name} requires an account: --account NAME, or runner init --site {site.name} --account NAME"
+    return replace(job, resources=account, notes=(*job.notes, no_account(site)))
 
 
 def _checked_arguments(

@@ -15,7 +15,7 @@ from runner.environments.environment import quoted, toml_key
 from runner.errors import RunnerError
 from runner.runs import hub
 from runner.runs.image import LaunchImage
-from runner.runs.launch import EDF, RunPlan
+from runner.runs.plan import EDF, RunPlan
 from runner.runs.run import Run
 from runner.runs.secrets import hide_values, hide_words
 
@@ -76,7 +76,7 @@ def _job(plan: RunPlan) -> dict[str, Value]:
     return {
         "name": job.name,
         "script": job.script,
-        "batch": str(plan.batch.folder / plan.batch.word) if plan.batch else None,
+        "batch": plan.own_script,
         "command": hide_words(job.command),
         "arguments": hide_words(job.arguments),
         "seed": hub.argument_values((*job.command, *job.arguments)).get("seed"),

@@ -27,6 +27,7 @@ from runner.runs import launch, shell, submit
 from runner.runs.budget import estimate
 from runner.runs.hub import shared_cache
 from runner.runs.job import command_line, time_limit_minutes
+from runner.runs.plan import EDF, Request
 from runner.runs.prefetch import PYTHON
 from runner.runs.run import Run, list_runs, reloaded
 from runner.runs.schedulers import slurm_commands
@@ -123,8 +124,8 @@ def _launched(
         "trainer": "none",
     }
     plan = launch.prepare(
-        launch.Request(
-            env=str(ended.folder / launch.EDF) if ended else request.where,
+        Request(
+            env=str(ended.folder / EDF) if ended else request.where,
             site=request.site,
             engine=request.engine,
             words=(*_START, app, str(ended.folder if ended else project.start), str(idle_seconds)),

@@ -9,23 +9,32 @@ import os
 import re
 import shlex
 from codecs import BOM_UTF8
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from runner.bash import here_document_lines
-from runner.environments.environment import Environment
+from runner.environments.environment import Attachment, Environment
 from runner.errors import RunnerError
-from runner.project import Project
+from runner.machine.report import Report
+from runner.project import Project, is_shared_place
 from runner.quoting import literal as quoted
-from runner.runs.job import KEYS, Job, Layer, Resources, Restart, Setting, time_limit_minutes, value
+from runner.runs import after, payload, snapshot
+from runner.runs.checks import check as check_job
+from runner.runs.checks import lacks_account, no_account
+from runner.runs.git import work_tree
+from runner.runs.image import LaunchImage
+from runner.runs.job import KEYS, Job, Layer, Restart, Setting, command_line, value
+from runner.runs.plan import Request, Row, RunPlan, Trial
+from runner.runs.program import Program
 from runner.runs.resolve import setting_of
+from runner.runs.schedulers import directives
 from runner.runs.schedulers.flags import REFUSED
-from runner.runs.schedulers.options import SBATCH, split
-from runner.runs.schedulers.slurm_commands import SUBMIT, WITHHELD, gpu_request, time_limit_text
+from runner.runs.schedulers.slurm_commands import SUBMIT, WITHHELD
 from runner.runs.schedulers.template import restart_words
+from runner.runs.secrets import refuse_in
+from runner.runs.snapshot import Snapshot
 from runner.site import Origin, Site
 
 _BASH = re.compile(r"#! *(?:/\S*/bash|/usr/bin/env(?: +-S)? +bash) *(.*?) *")
@@ -34,8 +43,8 @@ _OPTIONS = re.compile(r"-[abefhklmruxBCEHPT]+|--login|--noprofile|--norc|")
 
 
 @dataclass(frozen=True)
-class Batch:
-    """A batch script, and how it is submitted."""
+class OwnScript:
+    """A user's own batch script, and how it is submitted."""
 
     word: str
     """the script's path, as sbatch gets it"""
@@ -91,12 +100,153 @@ class Batch:
 
     @property
     def array_tasks(self) -> tuple[int, ...]:
-        """The task numbers of an array (`1-10:3,15%2`); empty for a single job."""
-        found: list[int] = []
-        for part in self.option("array").partition("%")[0].split(","):
-            if each := re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part.strip()):
-                found += range(int(each[1]), int(each[2] or each[1]) + 1, int(each[3] or 1))
-        return tuple(dict.fromkeys(found))
+        """The task numbers of an array; empty for a single job."""
+        return directives.array_tasks(self.option("array"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnScriptPlan(RunPlan):
+    """The plan of a run of a user's own batch script."""
+
+    own: OwnScript
+
+    rows_title = "options of sbatch"
+
+    @property
+    def own_script(self) -> str:
+        return str(self.own.folder / self.own.word)
+
+    @property
+    def array_tasks(self) -> tuple[int, ...]:
+        return self.own.array_tasks
+
+    @property
+    def in_snapshot(self) -> bool:
+        return self.own.in_snapshot is not None
+
+    @property
+    def tried(self) -> bool:
+        # a missing account is a note already, and a folder of a snapshot does not exist yet
+        return not self.in_snapshot and not lacks_account(self.job, self.site)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return (*super().words, *self.script.split())
+
+    def payload(self) -> Mapping[str, str]:
+        return payload.files(own_script=True)
+
+    def by_hand(self, runs: str) -> tuple[str, ...]:
+        command = shlex.join(command_of(self.own, self.job))
+        return (f"would run: cd {self.own.folder} && {command}",)
+
+    def rows(self) -> Iterator[Row]:
+        for name, (text, origin) in self.own.options.items():
+            yield Row(f"--{name}", text, str(origin))
+
+    def options(self) -> Iterable[str]:
+        return self.own.options
+
+    def trial(self) -> Trial:
+        return Trial(command_of(self.own, self.job, "--test-only"), self.own.folder)
+
+    def with_values(self, job: Job, values: Mapping[str, str]) -> RunPlan:
+        job = replace(job, env={**job.env, **values})
+        return replace(self, job=job, files={**self.files, SUBMIT: submission(self.own, job)})
+
+    def array_script(self, name: str, count: int, at_once: int | None) -> str:
+        return "# A sweep over a batch script. Each run is a job of its own, which N/submit.sh submits.\n"
+
+    def without_secrets(self, report: Report) -> RunPlan:
+        """The plan without copies of files that contain a known secret: the script runs where it is."""
+        try:
+            refuse_in({self.own.kept: self.own.text})
+            snapshot.summed(self.snapshot)
+        except RunnerError as error:
+            if self.in_snapshot or not self.own.reads_bash_env:  # it runs from a copy
+                raise
+            report.warn(
+                f"the run folder gets no copy of the code, and none of the script: {error.what}"
+            )
+            files = {name: text for name, text in self.files.items() if name != self.own.kept}
+            return replace(self, snapshot=Snapshot((), None), files=files)
+        return self
+
+
+def plan_of(
+    request: Request, job_file: Layer, site: Site, project: Project, environ: Mapping[str, str]
+) -> OwnScriptPlan:
+    """The plan of a run of the user's own batch script."""
+    if site.is_local:
+        what = f"cannot launch {value(job_file, 'batch')} on the site {site.name!r}"
+        raise RunnerError(
+            what,
+            "a batch script needs Slurm",
+            "choose another --site, or run the script with bash, without runner",
+        )
+    given = {**request.given, **command_line({"arguments": request.words})}
+    chosen = {
+        name: word
+        for name, word in (("environment", request.env), ("engine", request.engine))
+        if word
+    }
+    given |= {name: Setting(word, Origin("command line")) for name, word in chosen.items()}
+    script = load(value(job_file, "batch"), (given, job_file), project, environ, site)
+    environment = Environment("batch script", None, "")
+    job = job_of(script, (given, job_file), environment)
+    check_job(
+        replace(job, env={}),
+        replace(site, account_required=site.account_required and not request.dry_run),
+    )
+    notes = (
+        *notes_of(script, (given, job_file)),
+        *((no_account(site),) if lacks_account(job, site) else ()),
+    )
+    waits = after.find(request.after, request.after_any, site, environ, project)
+    if waits.runs and "dependency" in script.options:
+        what = f"{script.options['dependency'].origin}: --after does not work with --dependency"
+        raise RunnerError(
+            what,
+            "--after sets --dependency too",
+            "leave out --after, or add its job id to --dependency",
+        )
+    job = after.with_folder(job, waits)
+    main, taken, trouble = _snapshot(script, project, strict=request.from_snapshot)
+    if request.from_snapshot:
+        script, needed = in_snapshot(script, main, taken.files)
+        taken = replace(taken, needed=needed)
+        trouble += snapshot.secrets_left_out(
+            taken, (main or Path()).resolve(), script.path.resolve().parent
+        )
+    return OwnScriptPlan(
+        site=site,
+        environment=environment,
+        image=LaunchImage(""),
+        engine="host",
+        attachment=Attachment(),
+        job=job,
+        program=Program(None, (), main),
+        snapshot=taken,
+        script=script.text,
+        files=files_of(script, job, environ, site),
+        notes=(*notes, *trouble),
+        waits=waits,
+        own=script,
+    )
+
+
+def _snapshot(
+    script: OwnScript, project: Project, *, strict: bool
+) -> tuple[Path | None, Snapshot, list[str]]:
+    """(the project or git work tree of the script, its snapshot, notes). Without `strict`, errors become notes."""
+    tree = work_tree(script.path.absolute().parent)
+    main = project.root or (tree if tree is not None and not is_shared_place(tree) else None)
+    try:
+        return main, snapshot.plan(main), []
+    except RunnerError as error:
+        if strict:
+            raise
+        return None, Snapshot((), None), [f"no code snapshot: {error.what}"]
 
 
 def read(word: str, path: Path) -> str:
@@ -141,80 +291,6 @@ def read(word: str, path: Path) -> str:
     return text
 
 
-def _head(text: str) -> Iterator[str]:
-    """The lines that sbatch reads: those before the first command."""
-    for line in text.split("\n"):
-        if line.strip() and not line.lstrip().startswith("#"):
-            return
-        yield line
-
-
-def _options(words: Sequence[str], origin: Origin) -> dict[str, Setting]:
-    """The options in words of sbatch; of the same option, sbatch takes the last."""
-    found = split(words, SBATCH)[0]
-    return {each.name.replace("_", "-"): Setting(each.value or "", origin) for each in found}
-
-
-def of_script(text: str, name: str) -> list[dict[str, Setting]]:
-    """The options of the `#SBATCH` lines, for each component of a heterogeneous job."""
-    found: list[dict[str, Setting]] = [{}]
-    for number, line in enumerate(_head(text), 1):
-        if line.startswith("#SBATCH"):
-            with suppress(ValueError):  # a quote that is not closed: sbatch itself reports it
-                words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
-                if words[:1] in (["hetjob"], ["packjob"]):
-                    found.append({})
-                else:
-                    found[-1] |= _options(words, Origin(f"{name}:{number}"))
-    return found
-
-
-_OF_VARIABLE = {
-    "ARRAY_INX": "array",
-    "TIMELIMIT": "time",
-    "MEM_PER_NODE": "mem",
-    "REQ_SWITCH": "switches",
-    "SEGMENT_SIZE": "segment",
-}
-
-
-def _of_environ(environ: Mapping[str, str]) -> dict[str, Setting]:
-    """The options in the SBATCH_* variables."""
-    names = {name: name.removeprefix("SBATCH_") for name in environ if name.startswith("SBATCH_")}
-    return {
-        _OF_VARIABLE.get(known, known.lower().replace("_", "-")): Setting(
-            environ[name], Origin(name)
-        )
-        for name, known in names.items()
-    }
-
-
-FLAGS = {
-    "nodes": "nodes",
-    "tasks_per_node": "ntasks-per-node",
-    "cpus_per_task": "cpus-per-task",
-    "memory": "mem",
-    "partition": "partition",
-    "account": "account",
-    "mail_user": "mail-user",
-    "switches": "switches",
-    "segment": "segment",
-}
-"""settings of runner -> the option of sbatch"""
-
-
-def _flags(layer: Layer, site: Site) -> tuple[str, ...]:
-    """The flags of sbatch for the settings of the command line or of a job file."""
-    minutes, events = value(layer, "time_minutes"), value(layer, "mail_events")
-    return (
-        *(f"--{option}={value(layer, name)}" for name, option in FLAGS.items() if name in layer),
-        *gpu_request(value(layer, "gpus_per_node") or 0, site),
-        *((f"--time={time_limit_text(minutes)}",) if minutes else ()),
-        *((f"--mail-type={','.join(events).upper()}",) if events else ()),
-        *(value(layer, "sbatch") or ()),
-    )
-
-
 # options of sbatch and settings of runner that cannot apply: why, and what to use instead
 _REFUSED_OPTIONS = {
     name: REFUSED["sbatch"][name] for name in ("wrap", "wait", "test-only", "clusters")
@@ -248,26 +324,30 @@ _UNUSED_SETTINGS = (
 
 def load(
     word: str, layers: Sequence[Layer], project: Project, environ: Mapping[str, str], site: Site
-) -> Batch:
+) -> OwnScript:
     """The script with its options. Raises RunnerError for an option or a setting that a run cannot have."""
     text = read(word, project.start / Path(word).expanduser())
     given, job_file = layers
-    own, file = _flags(given, site), _flags(job_file, site)
+    own, file = (directives.of_settings(layer, site) for layer in layers)
     if "name" in given:
         own = (f"--job-name={value(given, 'name')}", *own)
-    first, *others = of_script(text, word)
-    options = first | _of_environ(environ)
-    options |= _options(file, job_file["batch"].origin) | _options(own, Origin("command line"))
+    first, *others = directives.of_script(text, word)
+    options = first | directives.of_environ(environ)
+    options |= directives.of_words(file, job_file["batch"].origin) | directives.of_words(
+        own, Origin("command line")
+    )
     added: list[str] = []
     for name in ("account", "partition"):
         if getattr(site, name) and name not in options:
             added.append(f"--{name}={getattr(site, name)}")
-            options |= _options(added[-1:], site.origins.get(name, Origin(f"site {site.name}")))
+            options |= directives.of_words(
+                added[-1:], site.origins.get(name, Origin(f"site {site.name}"))
+            )
     if restart_of(layers) and site.restart_by == "requeue" and "no-requeue" not in options:
         # without append, a requeue empties the output file
         flags = ["--requeue", *(() if "open-mode" in options else ("--open-mode=append",))]
         added += flags
-        options |= _options(flags, Origin("[restart]"))
+        options |= directives.of_words(flags, Origin("[restart]"))
     for refused, some in ((_REFUSED_OPTIONS, (options,)), (_REFUSED_SETTINGS, layers)):
         for name, layer in ((name, layer) for name in refused for layer in some if name in layer):
             flag = name if layer is job_file else f"--{_SHORT_NAMES.get(name, name)}"
@@ -277,12 +357,14 @@ def load(
         what = f"{options['export'].origin}: --export=NIL cannot apply to a batch script"
         why = "runner must pass the job a variable that names the run folder, which --export=NIL forbids"
         raise RunnerError(what, why, "use --export=NONE, to which runner adds its own variables")
-    return Batch(word, project.start, text, options, tuple(others), (*added, *file, *own))
+    return OwnScript(word, project.start, text, options, tuple(others), (*added, *file, *own))
 
 
-def in_snapshot(batch: Batch, main: Path | None, files: Collection[str]) -> tuple[Batch, str]:
+def in_snapshot(
+    script: OwnScript, main: Path | None, files: Collection[str]
+) -> tuple[OwnScript, str]:
     """(the script, submitted from the same folder of the snapshot of `main`; its name in the snapshot)."""
-    path, root = batch.path.resolve(), (main or Path()).resolve()
+    path, root = script.path.resolve(), (main or Path()).resolve()
     why = (
         ""
         if main and path.is_relative_to(root)
@@ -292,12 +374,12 @@ def in_snapshot(batch: Batch, main: Path | None, files: Collection[str]) -> tupl
         why = "the snapshot does not contain the script: git ignores it, or it is not in a folder for code"
     if why:
         raise RunnerError(
-            f"cannot run {batch.word} from a snapshot", why, "leave out --from-snapshot"
+            f"cannot run {script.word} from a snapshot", why, "leave out --from-snapshot"
         )
-    folder = batch.folder.resolve() if batch.folder.resolve().is_relative_to(root) else root
+    folder = script.folder.resolve() if script.folder.resolve().is_relative_to(root) else root
     word = os.path.relpath(path, folder)
     inside = replace(
-        batch, word=word if "/" in word else f"./{word}", in_snapshot=str(folder.relative_to(root))
+        script, word=word if "/" in word else f"./{word}", in_snapshot=str(folder.relative_to(root))
     )
     return inside, path.relative_to(root).as_posix()
 
@@ -308,10 +390,10 @@ def restart_of(layers: Sequence[Layer]) -> Restart | None:
     return setting_of("restart", layers).value or (Restart(time_limit=chain - 1) if chain else None)
 
 
-def job_of(batch: Batch, layers: Sequence[Layer], environment: Environment) -> Job:
+def job_of(script: OwnScript, layers: Sequence[Layer], environment: Environment) -> Job:
     """The job. Its resources are what the options say, as far as they are numbers."""
     layer = {**layers[1], **layers[0]}
-    name = value(layer, "name") or batch.option("job-name") or Path(batch.word).stem
+    name = value(layer, "name") or script.option("job-name") or Path(script.word).stem
     found = {key: setting_of(key, layers) for key in KEYS}
     used: dict[str, Any] = {
         key: found[key].value for key in ("arguments", "env", "notify", "chain", "trainer")
@@ -319,10 +401,12 @@ def job_of(batch: Batch, layers: Sequence[Layer], environment: Environment) -> J
     return Job(
         name=re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:60] or "job",
         environment=environment,
-        batch=batch.word,
-        resources=_resources(batch),
-        other_gpus=sum(each.nodes * each.gpus_per_node for each in map(_requested, batch.others)),
-        sbatch=batch.flags,
+        batch=script.word,
+        resources=directives.resources(script.options, script.others),
+        other_gpus=sum(
+            each.nodes * each.gpus_per_node for each in map(directives.requested, script.others)
+        ),
+        sbatch=script.flags,
         save_seconds=0,
         hang_seconds=value(layer, "hang_seconds") or 0,
         restart=restart_of(layers),
@@ -331,97 +415,58 @@ def job_of(batch: Batch, layers: Sequence[Layer], environment: Environment) -> J
     )
 
 
-def _resources(batch: Batch) -> Resources:
-    """What the job requests, as far as it is known. Its time is that of the longest component."""
-    found = _requested(batch.options)
-    times = [found.time_minutes, *(_requested(other).time_minutes for other in batch.others)]
-    known = [minutes for minutes in times if minutes]
-    return replace(found, time_minutes=max(known) if len(known) == len(times) else None)
-
-
-def _requested(options: Layer) -> Resources:
-    """What the options request, as far as they are numbers. Of a range of nodes, the largest number."""
-
-    def text(name: str) -> str:
-        return str(value(options, name) or "")
-
-    def number(name: str) -> int:
-        found = re.search(r"(\d+)\D*$", text(name))
-        return int(found[1]) if found else 0
-
-    nodes = max(1, number("nodes"))
-    gres = _gpus_of_gres(text("gres"))
-    tasks = number("ntasks-per-node") or -(-number("ntasks") // nodes) or 1
-    gpus = number("gpus-per-node") or gres or -(-number("gpus") // nodes)
-    found = Resources(
-        nodes, gpus or number("gpus-per-task") * tasks, account=text("account") or None
-    )
-    with suppress(RunnerError):
-        return replace(found, time_minutes=time_limit_minutes(text("time"), "time"))
-    return found
-
-
-def _gpus_of_gres(gres: str) -> int:
-    """The GPUs in `--gres`: `gpu` and `gpu:a100` are one, `gpu:4` and `gpu:a100:4` four. Source: sbatch(1) 25.11."""
-    found = (
-        re.fullmatch(r"(?:gres[:/])?gpu(?::[^:\d][^:]*)?(?::(\d+))?", part.strip())
-        for part in gres.split(",")
-    )
-    return sum(int(each[1] or 1) for each in found if each)
-
-
-def files(batch: Batch, job: Job, environ: Mapping[str, str], site: Site) -> dict[str, str]:
+def files_of(script: OwnScript, job: Job, environ: Mapping[str, str], site: Site) -> dict[str, str]:
     """The files of the run folder that submit the script, and that payload/batch.sh reads."""
-    found = {batch.kept: batch.text, SUBMIT: submission(batch, job)}
+    found = {script.kept: script.text, SUBMIT: submission(script, job)}
     # whether Slurm exports the user's own BASH_ENV, or takes it from a login shell on the node
-    exported = batch.exports_all or "BASH_ENV" in batch.option("export").split(",")
-    withheld = [f"{name}={environ[name]}" for name in _withheld(batch, environ)]
-    by_submission = replace(site, restart_by="submit") if "no-requeue" in batch.options else site
-    exclude = batch.option("exclude")
+    exported = script.exports_all or "BASH_ENV" in script.option("export").split(",")
+    withheld = [f"{name}={environ[name]}" for name in _withheld(script, environ)]
+    by_submission = replace(site, restart_by="submit") if "no-requeue" in script.options else site
+    exclude = script.option("exclude")
     restarted = replace(job, sbatch=(f"--exclude={exclude}",) if exclude else ())
     values = {
         "gpus": str(job.gpus),
         "hang_seconds": str(job.hang_seconds),
-        "export_env": batch.option("export"),
+        "export_env": script.option("export"),
         "bash_env": environ.get("BASH_ENV", "") if exported else "",
         "bash_env_of_login": "" if exported else "yes",
-        "is_array": "yes" if batch.array_tasks else "",
+        "is_array": "yes" if script.array_tasks else "",
         "restart_words": restart_words(restarted, by_submission),
     }
-    if not batch.reads_bash_env:
-        first, *head = _head(batch.text)
-        found[f"wrapper/{batch.name}"] = "\n".join(("#!/bin/bash", *head, ""))
+    if not script.reads_bash_env:
+        first, *head = directives.head(script.text)
+        found[f"wrapper/{script.name}"] = "\n".join(("#!/bin/bash", *head, ""))
         interpreter, _, option = first.removeprefix("#!").strip().partition(" ")
         values |= {
             "interpreter": interpreter,
             "interpreter_option": option.strip(),
-            "kept": batch.kept,
+            "kept": script.kept,
         }
     lines = [f"{name}={quoted(text)}\n" for name, text in values.items() if text]
     lines += [f"withheld=({' '.join(map(quoted, withheld))})\n"] if withheld else []
     return {**found, "settings.sh": "".join(lines)}
 
 
-def _withheld(batch: Batch, environ: Mapping[str, str]) -> list[str]:
+def _withheld(script: OwnScript, environ: Mapping[str, str]) -> list[str]:
     """The variables that sbatch must not see. payload/batch.sh sets them again for the script."""
-    listed = batch.option("export").split(",")
-    return [name for name in WITHHELD if name in environ and (batch.exports_all or name in listed)]
+    listed = script.option("export").split(",")
+    return [name for name in WITHHELD if name in environ and (script.exports_all or name in listed)]
 
 
-def _words(batch: Batch, job: Job) -> tuple[str, ...]:
+def _words(script: OwnScript, job: Job) -> tuple[str, ...]:
     """The flags of sbatch. Without ALL in --export, the variables that we add must be named."""
-    if batch.exports_all:
-        return batch.flags
-    listed = [] if batch.option("export").upper() == "NONE" else [batch.option("export")]
-    return (*batch.flags, f"--export={','.join((*listed, *job.env, 'BASH_ENV'))}")
+    if script.exports_all:
+        return script.flags
+    listed = [] if script.option("export").upper() == "NONE" else [script.option("export")]
+    return (*script.flags, f"--export={','.join((*listed, *job.env, 'BASH_ENV'))}")
 
 
-def command(batch: Batch, job: Job, *more: str) -> tuple[str, ...]:
+def command_of(script: OwnScript, job: Job, *more: str) -> tuple[str, ...]:
     """The sbatch command as the user would type it, in the script's folder; `more` flags come first."""
-    return ("sbatch", *more, *_words(batch, job), batch.word, *job.arguments)
+    return ("sbatch", *more, *_words(script, job), script.word, *job.arguments)
 
 
-def submission(batch: Batch, job: Job) -> str:
+def submission(script: OwnScript, job: Job) -> str:
     """The script that submits the user's script; it has no absolute run path."""
     for name in job.env:
         if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
@@ -431,25 +476,25 @@ def submission(batch: Batch, job: Job) -> str:
                 why,
                 f"rename the variable, or use {{{name}}} in the arguments",
             )
-    kept, folder, script = (
-        f'"$run"/{quoted(batch.kept)}',
-        quoted(str(batch.folder)),
-        quoted(batch.word),
-    )
+    kept, folder = f'"$run"/{quoted(script.kept)}', quoted(str(script.folder))
     place = [
         f"[ . -ef {folder} ] || builtin cd {folder} || exit",
-        f"script={script}",
+        f"script={quoted(script.word)}",
         f'[ ! -e {kept} ] || command cmp -s "$script" {kept} || script={kept} # it has changed since the launch',
     ]
-    if batch.in_snapshot is not None:
-        inside = f'"$run"/code/{quoted(batch.in_snapshot)}'  # the snapshot has no empty folders
-        place = [f"command mkdir -p {inside} && builtin cd {inside} || exit", f"script={script}"]
-    if not batch.reads_bash_env:
+    if script.in_snapshot is not None:
+        inside = f'"$run"/code/{quoted(script.in_snapshot)}'  # the snapshot has no empty folders
+        place = [
+            f"command mkdir -p {inside} && builtin cd {inside} || exit",
+            f"script={quoted(script.word)}",
+        ]
+    if not script.reads_bash_env:
         place.append(
-            f'script="$run"/wrapper/{quoted(batch.name)} # the interpreter does not read BASH_ENV'
+            f'script="$run"/wrapper/{quoted(script.name)} # the interpreter does not read BASH_ENV'
         )
     flags, words = (
-        " ".join(map(quoted, some)) for some in (("--parsable", *_words(batch, job)), job.arguments)
+        " ".join(map(quoted, some))
+        for some in (("--parsable", *_words(script, job)), job.arguments)
     )
     lines = (
         "#!/bin/bash",
@@ -463,26 +508,26 @@ def submission(batch: Batch, job: Job) -> str:
     return "\n".join((*lines, ""))
 
 
-def notes(batch: Batch, layers: Sequence[Layer]) -> tuple[str, ...]:
+def notes_of(script: OwnScript, layers: Sequence[Layer]) -> tuple[str, ...]:
     """What the user should know about this script."""
     found = [
         f"{name} does not apply to a batch script"
         for name in _UNUSED_SETTINGS
         if any(name in each for each in layers)
     ]
-    head = len(list(_head(batch.text)))
-    inside = here_document_lines(batch.text)  # the directives of other scripts
-    lines = enumerate(batch.text.split("\n"), 1)
+    head = len(list(directives.head(script.text)))
+    inside = here_document_lines(script.text)  # the directives of other scripts
+    lines = enumerate(script.text.split("\n"), 1)
     late = [n for n, line in lines if n > head and n not in inside and line.startswith("#SBATCH")]
     if late:
         found.append(
-            f"{batch.word}:{late[0]}: sbatch ignores #SBATCH lines after the first command (line {head + 1})"
+            f"{script.word}:{late[0]}: sbatch ignores #SBATCH lines after the first command (line {head + 1})"
         )
-    if batch.in_container:
+    if script.in_container:
         found.append(
             "the script itself runs in a container, which needs bash and the run folder to record attempts"
         )
-    if not batch.reads_bash_env:
+    if not script.reads_bash_env:
         found.append(
             "the interpreter is not bash, so sbatch gets a wrapper: Command= and $0 differ from plain sbatch"
         )

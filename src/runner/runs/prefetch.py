@@ -18,7 +18,8 @@ from runner.project import Project
 from runner.runs import hub, shell
 from runner.runs.hub import Repository
 from runner.runs.job import value
-from runner.runs.launch import Request, find_environment, find_program
+from runner.runs.launch import find_environment, find_program
+from runner.runs.plan import Request
 from runner.runs.program import find_script
 from runner.runs.shell import Call, ShellRequest
 from runner.site import Site

@@ -27,7 +27,8 @@ from runner.runs.checks import check_mounts
 from runner.runs.hub import shared_cache
 from runner.runs.image import check_architecture, find_image, missing_image, run_environment
 from runner.runs.job import Layer, command_line
-from runner.runs.launch import EDF, MakeImage, find_environment
+from runner.runs.launch import MakeImage, find_environment
+from runner.runs.plan import EDF
 from runner.runs.resolve import resolve
 from runner.runs.run import RECORD, Run, find_run
 from runner.runs.schedulers import slurm_commands

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -17,8 +16,7 @@ from runner.images.squashfs_file import with_sha256
 from runner.machine import files, folders, secrets, sessions
 from runner.machine.report import Report
 from runner.runs import after, budget, checks, lock, snapshot
-from runner.runs.batch import Batch
-from runner.runs.launch import RunPlan
+from runner.runs.plan import RunPlan
 from runner.runs.run import Dependencies, Run, save
 from runner.runs.schedulers.scheduler import scheduler_of
 from runner.runs.secrets import hide_words, refuse_in, write_record
@@ -84,14 +82,8 @@ def checked(plan: RunPlan, runs: Path, report: Report) -> RunPlan:
     for note in check_room(runs):
         report.warn(note)
     secrets.check()
-    options = (
-        plan.batch.options
-        if plan.batch
-        else re.findall(r"^#SBATCH --([\w-]+)", plan.script, re.MULTILINE)
-    )
-    scheduler_of(plan.site.scheduler).check_options(options, report)
-    if plan.batch is not None:
-        plan = _without_secrets(plan, plan.batch, report)
+    scheduler_of(plan.site.scheduler).check_options(plan.options(), report)
+    plan = plan.without_secrets(report)
     taken, image = snapshot.summed(plan.snapshot), plan.image
     _tell_left_out(plan.snapshot, taken, report)
     if (squashfs := image.squashfs) is not None and not squashfs.sha256:
@@ -102,22 +94,6 @@ def checked(plan: RunPlan, runs: Path, report: Report) -> RunPlan:
         with files.explained(f"read {squashfs.path}"):
             image = image._replace(squashfs=with_sha256(squashfs))
     return replace(plan, image=image, snapshot=taken)
-
-
-def _without_secrets(plan: RunPlan, batch: Batch, report: Report) -> RunPlan:
-    """The plan without copies of files that contain a known secret: the script runs where it is."""
-    try:
-        refuse_in({batch.kept: batch.text})
-        snapshot.summed(plan.snapshot)
-    except RunnerError as error:
-        if batch.in_snapshot is not None or not batch.reads_bash_env:  # it runs from a copy
-            raise
-        report.warn(
-            f"the run folder gets no copy of the code, and none of the script: {error.what}"
-        )
-        files = {name: text for name, text in plan.files.items() if name != batch.kept}
-        return replace(plan, snapshot=Snapshot((), None), files=files)
-    return plan
 
 
 def _tell_left_out(before: Snapshot, taken: Snapshot, report: Report) -> None:
@@ -173,9 +149,7 @@ def _write(plan: RunPlan, run: Run, report: Report) -> None:
     refuse_in(plan.files)
     folders.fill(run.folder, plan.files)
     # without a container, the job may change RUN/code
-    own = not engine_of(plan.engine).uses_container and (
-        plan.batch is None or plan.batch.in_snapshot is not None
-    )
+    own = not engine_of(plan.engine).uses_container and plan.in_snapshot
     taken = snapshot.store_files(plan.snapshot, run.folder, shared=not own)
     _tell_left_out(plan.snapshot, taken, report)
     plan = replace(plan, snapshot=taken)

@@ -11,18 +11,16 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from runner.errors import RunnerError
 from runner.machine import files, folders, sessions
 from runner.machine.report import Report
 from runner.runs import after, budget, snapshot, submit
-from runner.runs.job import Job
-from runner.runs.launch import SCRIPT, RunPlan
+from runner.runs.plan import RunPlan
 from runner.runs.run import Run, save
 from runner.runs.schedulers.scheduler import scheduler_of
-from runner.runs.schedulers.slurm_commands import SUBMIT
 from runner.runs.secrets import write_record
 
 ARRAY = "array.sbatch"
@@ -91,7 +89,10 @@ def parse(words: Sequence[str], at_once: int | None) -> Sweep | None:
 
 
 def with_values(plan: RunPlan, values: Mapping[str, str]) -> RunPlan:
-    """The plan for one combination."""
+    """The plan for one combination: `{name}` in the command is replaced.
+
+    Without such a placeholder, the value becomes `--name VALUE`, or a variable of a user's own batch script.
+    """
     from runner.runs.megatron import NOT_SWEPT  # few sweeps need it
 
     for name in values if plan.job.check_arguments else ():
@@ -101,51 +102,13 @@ def with_values(plan: RunPlan, values: Mapping[str, str]) -> RunPlan:
                 f"runner turns --{name} into Megatron's arguments once, not for each run of a sweep",
                 f"launch each value by itself: runner launch … -- --{name} …",
             )
-    job = _job(plan.job, values)
-    if plan.batch is not None:
-        from runner.runs.batch import submission  # slow, and most sweeps have none
-
-        return replace(plan, job=job, files={**plan.files, SUBMIT: submission(plan.batch, job)})
-    script = scheduler_of(plan.site.scheduler).script(job, plan.attachment, plan.site)
-    return replace(plan, job=job, script=script, files={**plan.files, SCRIPT: script})
-
-
-def _job(job: Job, values: Mapping[str, str]) -> Job:
-    """The job with `{name}` in its command replaced.
-
-    Without such a placeholder, the value becomes `--name VALUE`, or a variable of a user's own batch script.
-    """
-    others: dict[str, str] = {}
+    job, others = plan.job, dict(values)
     for name, value in values.items():
         place = f"{{{name}}}"
         if any(place in word for word in (*job.command, *job.arguments)):
             job = job.filled(place, value)
-        else:
-            others[name] = value
-    if job.batch is not None:
-        return replace(job, env={**job.env, **others})
-    added = [word for name, value in others.items() for word in (f"--{name}", value)]
-    return replace(job, arguments=(*job.arguments, *added))
-
-
-def array_script(plan: RunPlan, count: int, at_once: int | None) -> str:
-    """The batch script of the array: task N starts the run behind the link N. It has the directives of the runs."""
-    if plan.batch is not None:
-        return "# A sweep over a batch script. Each run is a job of its own, which N/submit.sh submits.\n"
-    own = "\n".join(
-        line for line in plan.script.splitlines() if re.match("#SBATCH (?!--output=)", line)
-    )
-    limit = f"%{at_once}" if at_once else ""
-    return f"""\
-#!/bin/bash
-{own}
-#SBATCH --output=%a/job.log
-#SBATCH --array=0-{count - 1}{limit}
-#
-# A sweep: task N is the run behind the link N in this folder. The whole submission: cd SWEEP && sbatch {ARRAY}
-cd "$SLURM_ARRAY_TASK_ID" || exit 1
-exec bash {SCRIPT}
-"""
+            del others[name]
+    return plan.with_values(job, others)
 
 
 def submit_sweep(
@@ -180,12 +143,10 @@ def submit_sweep(
             made.append(run)
             files.link(folder / link, f"../{run.name}")
         if sweep:
-            write_record(folder / ARRAY, array_script(plan, len(made), at_once))
+            write_record(folder / ARRAY, plan.array_script(ARRAY, len(made), at_once))
         else:
             folders.fill(folder, plan.files)
-            if (
-                plan.batch is not None and plan.batch.in_snapshot is not None
-            ):  # all tasks run in the same folder
+            if plan.in_snapshot:  # all tasks run in the same folder
                 snapshot.store_files(plan.snapshot, folder, shared=False)
         with sessions.uninterrupted():
             started = scheduler_of(plan.site.scheduler).start_sweep(

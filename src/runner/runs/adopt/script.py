@@ -10,8 +10,8 @@ from runner.bash import UNKNOWN, Command, commands, evaluated
 from runner.expansion import literal
 from runner.runs.adopt import containers
 from runner.runs.adopt.adopted import Adopted
-from runner.runs.batch import FLAGS, of_script
 from runner.runs.job import KEYS
+from runner.runs.schedulers.directives import FLAGS, of_script
 from runner.runs.schedulers.options import SRUN, Option, split
 from runner.runs.secrets import HIDDEN, hide_words
 

@@ -17,15 +17,15 @@ FOLDER = "payload"
 _OF_TASKS = ("after.sh", "inside.sh", "processes.sh", "save.sh", "task.sh", "usage.sh")
 
 
-def files(*, batch: bool = False) -> Mapping[str, str]:
-    """Path relative to the run folder -> text, for all files that job.sbatch, or a user's own `batch` script, needs."""
+def files(*, own_script: bool = False) -> Mapping[str, str]:
+    """Path relative to the run folder -> text, for all files that job.sbatch, or a user's own batch script, needs."""
     here = Path(__file__).resolve().parent
-    unused = _OF_TASKS if batch else ("batch.sh",)
+    unused = _OF_TASKS if own_script else ("batch.sh",)
     found = [
         path
         for path in here.iterdir()
         if path.suffix in (".sh", ".awk") and path.name not in unused
     ]
-    found += () if batch else (shipped_folder() / "jobs/training").glob("preflight*.py")
+    found += () if own_script else (shipped_folder() / "jobs/training").glob("preflight*.py")
     by_name = {path.name: path.read_text(encoding="utf-8") for path in found}
     return {f"{FOLDER}/{name}": by_name[name] for name in sorted(by_name)}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from runner.runs.run import Dependencies
 
 SUBMIT = "submit.sh"
-"""the file of a run folder that submits the user's own batch script (runs/batch.py)"""
+"""the file of a run folder that submits the user's own batch script (runs/own_script.py)"""
 WITHHELD = ("POSIXLY_CORRECT", "SHELLOPTS", "BASHOPTS")
 """variables with which bash would not read BASH_ENV, or would print what it reads"""
 _FIELDS = ("JobArrayID", "State", "Reason", "NodeList", "TimeUsed", "TimeLeft", "exit_code")
