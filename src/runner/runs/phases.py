@@ -49,12 +49,12 @@ _OF_NODES = (
     "program_end",
     "left",
 )
-# keys of the metrics. The first of each two is the sum since the last entry, the second is one save or evaluation
+# keys of the metrics -> (class, whether the value is the sum since the last entry, and not one save or evaluation)
 _COSTS = {
-    "saving_seconds": "saving",
-    "checkpoint_wait_seconds": "each saving",
-    "evaluation_seconds": "evaluation",
-    "eval_runtime": "each evaluation",
+    "saving_seconds": ("saving", True),
+    "checkpoint_wait_seconds": ("saving", False),
+    "evaluation_seconds": ("evaluation", True),
+    "eval_runtime": ("evaluation", False),
 }
 _FAULTS = ("hang", "node_failure", "script_failure")
 _SILENT_SECONDS = 120.0  # an attempt without a sign of life for so long no longer runs
@@ -67,6 +67,17 @@ _MOST_NODES = 100_000
 
 Stretches = list[tuple[str, float]]
 """(class, until)"""
+
+
+class _Cost(NamedTuple):
+    """What saving or evaluating took of the training."""
+
+    time: float
+    kind: str
+    """the class"""
+    is_sum: bool
+    """whether it is the sum since the last entry: it may repeat what single saves or evaluations tell"""
+    seconds: float
 
 
 class _Entry(NamedTuple):
@@ -87,8 +98,8 @@ class Phases:
     times: dict[tuple[str, str], float]
     """(event, node or empty) -> time"""
     entries: list[_Entry]
-    costs: list[tuple[float, str, float]]
-    """(time, one of _COSTS, seconds)"""
+    costs: list[_Cost]
+    """by time"""
     saved: list[float]
     """the steps of the checkpoints that another trainer reported"""
     nodes: list[str]
@@ -143,15 +154,17 @@ class Phases:
         stretch with a save of unknown length were steps.
         """
         low, high = (
-            bisect_right(self.costs, at, key=lambda cost: cost[0]) for at in (begin, end + late)
+            bisect_right(self.costs, at, key=lambda cost: cost.time) for at in (begin, end + late)
         )
-        spent: defaultdict[str, float] = defaultdict(float)
-        for _, what, seconds in self.costs[low:high]:
-            spent[what] += seconds
-        each = [max(spent[name], spent[f"each {name}"]) for name in ("evaluation", "saving")]
+        spent: defaultdict[tuple[str, bool], float] = defaultdict(float)
+        for cost in self.costs[low:high]:
+            spent[cost.kind, cost.is_sum] += cost.seconds
+        evaluation, saving = (
+            max(spent[kind, True], spent[kind, False]) for kind in ("evaluation", "saving")
+        )
         room = max(end - begin, 0.0)
-        evaluation = min(each[0], room)
-        saving = min(each[1] or max(room - evaluation - working, 0.0), room - evaluation)
+        evaluation = min(evaluation, room)
+        saving = min(saving or max(room - evaluation - working, 0.0), room - evaluation)
         return [(kind, end - evaluation - saving), ("evaluation", end - saving), ("saving", end)]
 
     @cached_property
@@ -371,7 +384,7 @@ class _Recorded:
     """What the metrics tell of an attempt."""
 
     entries: list[_Entry] = field(default_factory=list)
-    costs: list[tuple[float, str, float]] = field(default_factory=list)
+    costs: list[_Cost] = field(default_factory=list)
     saved: list[float] = field(default_factory=list)
 
 
@@ -395,9 +408,10 @@ def _read_metrics(metrics: Metrics, notes: list[str]) -> defaultdict[int, _Recor
         entries = mine.entries
         if is_step and (not entries or (step > entries[-1].step and at >= entries[-1].time)):
             entries.append(_Entry(at, step, _number(record.get("step_seconds")) or 0.0))
-        mine.costs += [
-            (at, kind, spent) for key, kind in _COSTS.items() if (spent := _number(record.get(key)))
-        ]
+        for key, (kind, is_sum) in _COSTS.items():
+            seconds = _number(record.get(key))
+            if seconds:
+                mine.costs.append(_Cost(at, kind, is_sum, seconds))
     if without_time:
         notes.append(f"{metrics.name}: lines without `time` are not counted ({without_time})")
     return found
