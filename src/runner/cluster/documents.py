@@ -35,14 +35,21 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The data of a YAML file. Raises RunnerError if it is not a YAML table."""
+    """The data of a YAML file. Raises RunnerError if it is not a YAML mapping."""
     import yaml  # slow to import
 
+    what = f"{path} is not the description of a cluster"
+    fix = (
+        "name the config.yaml of AWS ParallelCluster, or the blueprint of Google's Cluster Toolkit"
+    )
     try:
-        return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
-        fix = "name a config.yaml or a blueprint"
-        raise RunnerError(f"cannot read {path} as a YAML table", str(error), fix) from error
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise RunnerError(what, f"it is not YAML: {error}", fix) from error
+    if not isinstance(found, dict):
+        why = "its top level is not a YAML mapping (KEY: VALUE)" if found else "it is empty"
+        raise RunnerError(what, why, fix)
+    return found
 
 
 def merge(base: Any, extra: Any) -> Any:

@@ -51,7 +51,8 @@ def choose_engine(requested: str | None, environ: Mapping[str, str]) -> Engine:
     raise RunnerError(
         what,
         "\n".join(f"{name}: {reason}" for name, reason in reasons.items()),
-        "apt-get install --no-install-recommends podman   (or start docker: systemctl start docker)",
+        "use a machine that has podman or docker, or ask an administrator to install podman"
+        " (on Debian: apt-get install --no-install-recommends podman)",
     )
 
 

@@ -93,7 +93,7 @@ def load(path: Path) -> dict[str, dict[str, Any]]:
     try:
         return read(path.read_text())
     except (OSError, ValueError) as error:  # not TOML, or not UTF-8
-        fix = "restore the file, or pass the name of another run or the path of a lock.toml"
+        fix = "restore the file, or name another run"
         raise RunnerError(f"cannot read the lock file {path}", str(error), fix) from error
 
 

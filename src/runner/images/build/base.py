@@ -99,11 +99,15 @@ def resolve_base(recipe: Recipe, build: BuildContext, *, refresh: bool) -> Resol
                 f"using the base {base} instead of {recipe.bases[0]} ({'; '.join(reasons)})"
             )
         return resolved
+    pull = f"{build.engine.name} pull --platform={build.platform}"
+    login = f"(if needed, {build.engine.name} login first)"
+    fixes = [f"{pull} {base.image}   {login}" for base in recipe.bases if base.image][:1]
+    if all(base.image for base in recipe.bases):
+        fixes.append("or add a [[base]] with debian = … to the recipe")
     raise RunnerError(
         f"none of the bases of recipe {recipe.name!r} is available on this machine",
         "\n".join(reasons),
-        f"{build.engine.name} pull {recipe.bases[0]}   (if needed, {build.engine.name} login first)\n"
-        "or add a [[base]] with debian = … to the recipe",
+        "\n".join(fixes) or "check the network of this machine",
     )
 
 

@@ -69,7 +69,9 @@ def write_trace(target: Path, log: Path) -> int:
     if not read:
         why = "only the engine 'sandbox' with squashfuse records what a command reads"
         raise RunnerError(
-            f"cannot write {target}: there is no trace of the command", why, "see: runner doctor"
+            f"cannot write {target}: nothing recorded what the command reads",
+            why,
+            "leave out --engine, and install squashfuse on this machine",
         )
     ranges = {
         path: b",".join(b"%d-%d" % place for place in _joined(places, _GAP))

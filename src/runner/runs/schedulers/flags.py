@@ -178,7 +178,8 @@ def refuse(words: Iterable[str], program: str, taken: Mapping[str, str] | None =
                 what, why, "set it in the EDF" if choice in _OF_EDF else f"use --srun={word}"
             )
         if choice in _CHOICES and any(each.removeprefix("no-") in _CHOICES for each in taken or {}):
-            raise RunnerError(what, "the EDF sets this flag", _CHOICES[choice])
+            why = "srun already gets this option or its opposite, as the EDF says"
+            raise RunnerError(what, why, _CHOICES[choice])
         if name == "export" and not (value or "").upper().startswith("ALL"):
             raise RunnerError(
                 what,

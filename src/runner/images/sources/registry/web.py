@@ -79,9 +79,9 @@ class Answer:
             left -= len(piece)
         if not left:
             raise RunnerError(
-                f"{host_of(self.url)} sent more than {limit:,} bytes instead of a short document",
-                "no manifest or configuration is that large",
-                "check the registry's name",
+                f"the reply of {host_of(self.url)} is too large: more than {limit:,} bytes",
+                "no reply of a registry is that large, except layers, so this is probably not a registry",
+                "check the host in the image's name",
             )
         return b"".join(pieces)
 
