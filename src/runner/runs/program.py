@@ -49,7 +49,7 @@ def find_script(word: str, project: Project) -> Path:
                 raise RunnerError(
                     f"cannot launch {word!r} as a script",
                     "the name of a script must end in .py or .sh",
-                    f"if sbatch accepts it: runner launch {word}, without --script; else: runner launch -- COMMAND {word}",
+                    f"runner launch {word} if it is a batch script, or else runner launch -- COMMAND {word}",
                 )
             return path
     for root in project.roots:

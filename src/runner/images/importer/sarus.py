@@ -164,8 +164,8 @@ def _already_there(
         return known
     raise RunnerError(
         f"the tag {change.reference} has moved since its image was put into the store",
-        f"the store has the older image {known.image_digest[:12]}, which `sarusctl {change.verb}` does not replace; the tag "
-        f"now belongs to {image.id[:12]}",
+        f"the store has the older image {known.image_digest[:12]}, which `sarusctl {change.verb}` does not replace; "
+        f"the tag now belongs to {image.id[:12]}",
         f"runner import --force {change.source}   (queued runs then use the new image too)\n"
         "or give the new image another tag",
     )
