@@ -179,8 +179,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace | None:
         print(overview())
         if "-h" in words or "--help" in words or not words:
             return None
-        close = nearest(words[0], ("--help", "--version", "--on", "--site", "--verbose"), 0.75)
+        options = ("--help", "--version", "--on", "--site", "--verbose")
+        close = nearest(words[0], options, 0.75)
         fix = f"did you mean runner {close}?" if close else "runner --help"
+        if words[0] in options:
+            fix = f"add one: runner launch {' '.join(words)}"
         raise RunnerError(
             f"there is no verb in {' '.join(words)!r}",
             "runner needs a verb, such as `launch`",

@@ -123,8 +123,8 @@ def _inside_double_quotes(text: str, what: str) -> str:
     _checked(text, what)
     if not text.isprintable():
         raise RunnerError(
-            f"{what} contains a line break or a control character: {text!r}",
+            f"{what} contains a character that cannot be printed: {text!r}",
             "runner cannot quote such a character in a text that also contains a variable",
-            "leave out that character",
+            "leave out that character, or write the value of the variable instead of the variable",
         )
     return re.sub(r'([\\"$`])', r"\\\1", text)

@@ -104,7 +104,14 @@ def run(cluster: Cluster, action: str, report: Report) -> None:
 def explained(what: str, text: str) -> RunnerError:
     """The error for messages of the tool, with their meaning."""
     known = [each for each in facts("providers")["failures"] if re.search(each["find"], text)]
-    meaning = known[0] if known else {"why": "the tool says:", "fix": "see the tool's message"}
+    meaning = (
+        known[0]
+        if known
+        else {
+            "why": "its last messages are:",
+            "fix": "correct what the messages name, and run the command again",
+        }
+    )
     return RunnerError(
         what, "\n".join((meaning["why"], *text.strip().splitlines()[-15:])), meaning["fix"]
     )

@@ -49,7 +49,7 @@ def _check_for_both(args: argparse.Namespace, console: Console) -> int:
         raise RunnerError(
             "--fix cannot be used with `both`",
             "a change for one engine may be wrong for the other",
-            "name one: --as sarus",
+            "name one engine: --as ce or --as sarus",
             exit_code=2,
         )
     seen: dict[Finding, list[str]] = {}

@@ -203,7 +203,7 @@ def quota_of_folder(folder: Path) -> Quota | None:
         raise RunnerError(
             f"{program} is not installed",
             f"runner needs it to read the quota of {kind or 'the file system'}",
-            f"apt-get install {program}" if program == "quota" else "",
+            "ask an administrator to install it; without it, runner cannot warn about a full quota",
         )
     words = (
         ("-q", "-u", getpass.getuser(), point) if program == "lfs" else ("-w", "-p", "-f", point)

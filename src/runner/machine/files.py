@@ -19,7 +19,7 @@ def explain(error: OSError, what: str) -> RunnerError:
     fixes = {
         errno.ENOSPC: "free some space there, or choose another folder (RUNNER_IMAGES, RUNNER_RUNS)",
         errno.EDQUOT: "remove files (your quota is used up), or choose another folder (RUNNER_IMAGES, RUNNER_RUNS)",
-        errno.EACCES: "choose a folder that you may write to (RUNNER_IMAGES, RUNNER_RUNS), or ask its owner for access",
+        errno.EACCES: "ask its owner for access (ls -ld), or use a folder of your own (RUNNER_IMAGES, RUNNER_RUNS)",
         errno.EPERM: "choose a folder of your own: this folder or file belongs to another user",
         errno.EROFS: "choose a folder on a writable file system",
     }

@@ -64,7 +64,7 @@ def find(
             raise RunnerError(
                 f"cannot wait for {run.name}",
                 f"{run.name} uses the scheduler {run.scheduler}, but this job uses {site.scheduler}",
-                f"use the site of {run.name}, or leave out --after and launch when {run.name} has ended",
+                f"--site {run.site}, or launch without --after when {run.name} has ended",
             )
     return waits
 

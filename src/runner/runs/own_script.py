@@ -371,7 +371,7 @@ def in_snapshot(
         else f"it is not in {main or 'a project or a git repository'}"
     )
     if not why and path.relative_to(root).as_posix() not in files:
-        why = "the snapshot does not contain the script: git ignores it, or it is not in a folder for code"
+        why = "the snapshot leaves it out: git ignores it, it is large, or it is in an untracked folder such as data/"
     if why:
         raise RunnerError(
             f"cannot run {script.word} from a snapshot", why, "leave out --from-snapshot"

@@ -288,7 +288,7 @@ def _lines(document: Document) -> Iterator[str]:
         if not isinstance(table, dict) or "match" not in table:
             raise RunnerError(
                 f"{document.place(*place)}: there is no `match` in [[lines]]",
-                "the patterns apply only to lines that contain `match`",
+                "`match` is the pattern that selects lines of the log; the other patterns read only those lines",
                 "match = 'step [0-9]+'",
             )
         yield f"line {pattern(table['match'], *place, 'match')}"

@@ -366,7 +366,7 @@ def _carry_out(
                 f"the build of {recipe.name!r} failed{at}",
                 "\n".join(progress.last_lines)
                 or f"the engine ended with exit code {code} and printed nothing",
-                f"fix the step and build again (earlier steps are cached), or read the log {context.log}",
+                f"read the log {context.log}, correct the Containerfile, and build again (finished steps are cached)",
             )
 
 

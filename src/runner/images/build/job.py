@@ -173,8 +173,8 @@ def _result(job: BuildJob, job_id: str) -> Path:
     if not (job.folder / "exit_code").exists():
         raise RunnerError(
             f"build job {job_id} ended without a result",
-            "the job was cancelled, or reached its time limit",
-            fix,
+            "Slurm ended it: it was cancelled, reached its time limit, used too much memory, or its node failed",
+            f"sacct -j {job_id} -o State,Reason; if it has started, {fix}",
         )
     code = (job.folder / "exit_code").read_text().strip()
     path = (job.folder / "path").read_text().strip() if (job.folder / "path").exists() else ""

@@ -197,8 +197,8 @@ def _identity(fields: Fields, key: str) -> str:
     if "/" in identity or identity in (".", ".."):
         raise RunnerError(
             f"cannot read {fields.what}",
-            f"{key!r} is {identity!r}, not an id",
-            "podman system check",
+            f"{key!r} is {identity!r}, but an id has no `/`: podman's storage is damaged",
+            "podman system check --repair, or pull the image again",
         )
     return identity
 

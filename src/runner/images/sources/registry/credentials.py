@@ -258,7 +258,7 @@ def _from_entry(entry: object, key: str, path: Path) -> Login | None:
             raise RunnerError(
                 f"cannot read the login of {key} in {path}",
                 "`auth` is not base64 of USER:PASSWORD",
-                "log in again",
+                f"podman login {key}, or docker login {key}",
             )
         password = password.rstrip("\0")  # docker pads it
     if not ((user and password) or token):

@@ -226,7 +226,7 @@ def read(
         raise RunnerError(
             f"cannot read {name}",
             "the registry has it only as `schema 1`, an obsolete format without a configuration",
-            "convert the image: skopeo copy --format v2s2 docker://... docker://...",
+            f"skopeo copy docker://{name} docker-archive:image.tar, then: runner import docker-archive:image.tar",
         )
     blobs = RegistryBlobs(repository, downloads)
     announced = headers.get("Docker-Content-Digest", "")
