@@ -172,14 +172,18 @@ def _keys() -> str:
         for name, key in job.KEYS.items()
         if key.in_file
     ]
+    rows.append((code("summary"), "text", "", ""))
     rows += [(code(f"restart.{each.name}"), KINDS_OF[str(each.type)], "", "") for each in fields(job.Restart)]
     only = [(code(key.flag), kinds[key.kind]) for key in job.KEYS.values() if not key.in_file]
     types = {each.name: KINDS_OF[str(each.type)] for each in fields(environment.Environment) if each.name in edf.KEYS}
     edfs = [(code(name), types.get(name, "text, or array of text")) for name in edf.KEYS]
-    sites = [(code(f"values.{each.name}"), KINDS_OF[str(each.type)]) for each in fields(Site) if each.name in VALUES]
+    sites = [(code(name), "text") for name in ("name", "summary", "base")]
+    sites += [(code(f"detect.{name}"), "array of text") for name in ("clusters", "paths", "partitions")]
+    sites += [(code(f"sources.NAME.{name}"), "text") for name in ("title", "url", "date")]
+    sites += [(code(f"values.{each.name}"), KINDS_OF[str(each.type)]) for each in fields(Site) if each.name in VALUES]
     return page(
         "Keys",
-        "All keys that runner knows, with their types. Other keys are errors.",
+        "The keys of job files, EDFs and site files, with their types. Other keys in these files are errors.",
         ("Job files", "[Job files](job-file.md) explains the keys. An option of `runner launch` overrides a job file,"
          " and a job file overrides a site.", ("key", "type", "option", "sites can set it"), rows),
         ("Settings without a key", "", ("option", "type"), only),
