@@ -127,7 +127,7 @@ def test_what_a_snapshot_leaves_out_is_named(cluster: Runner, place: Path) -> No
     """A file with secrets, which the script may read; and the script itself, which cannot run then."""
     write(place, {"own.sh": OWN, ".env": "export A=1\n", "data/own.sh": OWN})
     words = ("launch", "--dry-run", "--from-snapshot")
-    note = "work/.env is not in the snapshot, because it may contain secrets: the script cannot read it"
+    note = "work/.env is not in the snapshot (it may contain secrets, or git ignores it): the script cannot read it"
     assert note in cluster(*words, "./own.sh", cwd=place).stderr
     assert "secrets" not in cluster("launch", "--dry-run", "./own.sh", cwd=place).stderr
     write(cluster.project, {".gitignore": "own.sh\n"})

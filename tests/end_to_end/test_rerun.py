@@ -61,7 +61,10 @@ def test_a_run_whose_folder_is_whole_is_run_again_byte_by_byte(local: Runner, la
 
 def test_a_kept_lock_finds_its_run_folder(local: Runner, launched: Path, tmp_path: Path) -> None:
     lock = shutil.copy(launched / "lock.toml", tmp_path / "kept.toml")
-    assert "can be rerun: all files of its launch are there, unchanged" in local("rerun", str(lock), "--dry-run").stderr
+    assert (
+        "can be rerun: its run folder has all files of its launch, unchanged"
+        in local("rerun", str(lock), "--dry-run").stderr
+    )
     shutil.rmtree(launched)
     refused = local("rerun", str(lock), code=1).stderr
     assert f"missing or changed in {tmp_path}: " in refused
@@ -101,7 +104,7 @@ def test_the_command_line_of_a_sweep_and_one_with_a_secret_are_said_to_be_so(lau
     with pytest.raises(RunnerError) as caught:
         rerun.refuse_incomplete(replace(locked, tables={**locked.tables, "run": run, "sweep": {"--lr": "1"}}))
     assert f'replace "{HIDDEN}" with the secret' in caught.value.fix
-    assert caught.value.fix.endswith("(this command launches all runs of the sweep)")
+    assert caught.value.fix.endswith("# this command launches all runs of the sweep")
 
 
 def test_a_chain_is_run_again_as_long_as_it_was(launched: Path, monkeypatch: pytest.MonkeyPatch) -> None:

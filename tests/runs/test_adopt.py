@@ -272,7 +272,7 @@ def test_the_variable_of_enroots_hook_is_in_the_edf():
 def test_all_gpus_are_those_of_the_sites_node(words, gpus):
     _, job, notes = from_words(*words)
     assert job.get("resources", {}).get("gpus_per_node") == gpus
-    assert (gpus is None) == any("the job gets all GPUs of each node" in note for note in notes)
+    assert (gpus is None) == any("the job gets gpus_per_node of the site" in note for note in notes)
 
 
 SCRIPT = r"""#SBATCH --job-name=train --nodes=2-4 --ntasks-per-node=1

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from runner.commands.console import Console
 from runner.commands.options import runs_folder
+from runner.detection import find_site
+from runner.project import find_project
 from runner.runs import rerun
+from runner.runs.budget import budget_of, check
+from runner.runs.run import load
 
 
 def run_again(args: argparse.Namespace, console: Console) -> int:
@@ -17,9 +22,14 @@ def run_again(args: argparse.Namespace, console: Console) -> int:
     rerun.need_image(locked, console)
     for line in rerun.losses(locked):
         console.warn(f"changed since the run: {line}")
-    console.say(f"{locked.name} can be rerun: all files of its launch are there, unchanged")
+    console.say(
+        f"{locked.name} can be rerun: its run folder has all files of its launch, unchanged"
+    )
     if args.dry_run:
         return 0
+    project = find_project()
+    budget = budget_of(project, find_site(args.site, os.environ)[0])
+    check(budget, runs, load(locked.folder).most_gpu_hours)
     changed, has_copy = rerun.changed_script(locked)
     if changed and has_copy:
         console.say(

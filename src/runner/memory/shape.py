@@ -193,7 +193,7 @@ def make_shape(config: Mapping[str, Any], name: str) -> Shape:
             raise RunnerError(
                 f"cannot estimate the memory of {name}",
                 f"it is a mixture of experts ({key} = {config[key]})",
-                "measure the memory instead: launch with --micro_batch auto",
+                "measure it instead: runner launch JOB -- --micro_batch auto",
             )
     hidden = _number(config, "hidden_size", name)
     heads = _number(config, "num_attention_heads", name)
@@ -241,7 +241,7 @@ def _number(config: Mapping[str, Any], key: str, name: str, default: int | None 
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise RunnerError(
                 f"{name}: {each} cannot be {value!r}",
-                "it must be 1 or more",
+                "it must be a whole number from 1",
                 "fix the config or the flag",
             )
         return value

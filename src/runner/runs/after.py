@@ -8,7 +8,7 @@ from runner.environments.edf import Mount
 from runner.errors import RunnerError
 from runner.project import Project
 from runner.runs.job import Job
-from runner.runs.run import Dependencies, find_runs
+from runner.runs.run import PREPARING, Dependencies, find_runs
 from runner.site import Site
 
 PLACE = "{after}"
@@ -35,9 +35,9 @@ def with_folder(job: Job, waits: Dependencies) -> Job:
         return job
     if len(waits.runs) != 1:
         raise RunnerError(
-            f"cannot fill in {PLACE}, because --after names {len(waits.runs) or 'no'} runs",
-            f"{PLACE} stands for the folder of the run in --after, so --after must name exactly one run",
-            "give exactly one --after RUN, or write the path of the folder",
+            f"cannot fill in {PLACE} from {len(waits.runs) or 'no'} runs",
+            f"{PLACE} stands for the folder of the run to wait for: --after and --after-any must name exactly one",
+            "name one run, or write the path of the folder",
         )
     return job.filled(PLACE, str(waits.runs[0].folder))
 
@@ -78,6 +78,12 @@ def still_pending(waits: Dependencies) -> Dependencies:
     found = {status.run.name: status for status in ask(waits.runs)}
     for run in waits.succeeded:
         status = found[run.name]
+        if run.state == PREPARING:
+            raise RunnerError(
+                f"the run {run.name}, given with --after, was not submitted",
+                "it is being launched, or its launch was interrupted",
+                f"runner status {run.name}, then launch again",
+            )
         if not status.may_be_active and status.state != "COMPLETED":
             code = "" if status.exit_code is None else f", exit code {status.exit_code}"
             raise RunnerError(

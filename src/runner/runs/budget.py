@@ -16,7 +16,6 @@ from runner.site import Site
 
 if TYPE_CHECKING:
     from runner.runs.job import Job
-    from runner.runs.plan import RunPlan
     from runner.runs.status import RunStatus
 
 SETTINGS = "runner.toml"
@@ -36,7 +35,7 @@ class Estimate(NamedTuple):
         """One line for the user about a launch of this many runs."""
         each = f"{self.attempt:,.1f} GPU hours"
         if self.most > self.attempt:
-            each += f" per attempt, {self.most:,.1f} with all restarts"
+            each += f" per attempt, {self.most:,.1f} with all restarts after time limits"
         if runs == 1:
             return f"at most {each}"
         return f"at most {self.most * runs:,.1f} GPU hours ({runs} runs; each at most {each})"
@@ -86,7 +85,7 @@ def budget_of(project: Project, site: Site) -> Budget:
                 raise RunnerError(
                     f"{settings}: {key} is {own}",
                     "a budget is a number from 0",
-                    f"{key} = 0 allows none",
+                    f"use a number from 0, or leave out {key} for no limit",
                 )
             found[key] += [] if own is None else [own]
     return Budget(*(min(found[key], default=None) for key in KEYS))
@@ -134,22 +133,24 @@ def _gpu_hours(found: RunStatus) -> float:
     return max(used, found.run.most_gpu_hours) if found.may_be_active else used
 
 
-def check(plan: RunPlan, runs_folder: Path, runs: int, at_once: int | None = None) -> None:
+def check(
+    budget: Budget, runs_folder: Path, most: float, runs: int = 1, at_once: int | None = None
+) -> None:
     """Raise RunnerError for a launch of this many runs that goes beyond the budget.
 
-    `at_once`: how many of them may run at the same time, if not all.
+    `most`: the GPU hours that one of them may use. `at_once`: how many may run at the same time, if not all.
     """
-    budget = plan.budget
     if not budget:
         return
-    use, cost = use_of(runs_folder), estimate(plan.job)
-    _refuse_hours(budget, use, cost.most * runs if cost else 0.0)
+    use = use_of(runs_folder)
+    _refuse_hours(budget, use, most * runs)
     started = min(runs, at_once or runs)
+    noun = "job" if started == 1 else "jobs at once"
     if budget.jobs_at_once is not None and use.jobs + started > budget.jobs_at_once:
         raise _beyond(
-            f"this launch starts {started} jobs at once",
+            f"this launch starts {started} {noun}",
             f"{use.text(budget)}",
-            "wait until a run has ended (runner watch), or cancel one",
+            "wait until a run has ended (runner watch), cancel one, or start fewer at once: --at-once N",
         )
 
 
@@ -165,7 +166,9 @@ def _refuse_hours(budget: Budget, use: Use, most: float) -> None:
 
 def _beyond(what: str, used: str, fix: str) -> RunnerError:
     return RunnerError(
-        what, f"{used}; --yes does not change a budget", f"{fix}; who set [budget] may raise it"
+        what,
+        f"{used}; --yes does not change a budget",
+        f"{fix}; or ask for a higher limit: [budget] in runner.toml, budget_… in the site file",
     )
 
 

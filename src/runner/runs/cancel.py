@@ -32,7 +32,7 @@ def cancel(runs: Sequence[Run], report: Report) -> tuple[tuple[Run, bool], ...]:
         if run.host not in ("", platform.node()):
             raise RunnerError(
                 f"cannot end {run.name} from this machine",
-                f"it is running without a scheduler on {run.host}",
+                f"it was started without a scheduler on {run.host}",
                 f"on {run.host}: runner cancel {run.name}",
             )
     for run in active:

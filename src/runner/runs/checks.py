@@ -235,17 +235,20 @@ def _check_site(job: Job, site: Site) -> None:
         return
     cpus = job.resources.cpus_per_task * job.resources.tasks_per_node
     most = (site.cpus_per_gpu or 0) * job.resources.gpus_per_node
+    each = most // job.resources.tasks_per_node
     if most and cpus > most:
         raise RunnerError(
             f"the job requests {cpus} CPUs per node, but its GPUs allow only {most}",
             f"the site {site.name!r} allows {site.cpus_per_gpu} CPUs for each GPU",
-            f"--cpus-per-task {max(1, most // job.resources.tasks_per_node)}, or request more GPUs",
+            f"--cpus-per-task {each}, or request more GPUs"
+            if each
+            else "use fewer tasks per node, or request more GPUs",
         )
     if lacks_account(job, site):
         raise RunnerError(
             f"the site {site.name!r} requires an account",
             "its Slurm refuses jobs without an account",
-            f"--account NAME, or for all jobs: runner init --site {site.name} --account NAME",
+            f"--account NAME, or for all jobs: `account` in the site file, which runner init --site {site.name} makes",
         )
 
 
@@ -259,7 +262,10 @@ def lacks_account(job: Job, site: Site) -> bool:
 
 def no_account(site: Site) -> str:
     """The note of a dry run for `lacks_account`."""
-    return f"site {site.name} requires an account: --account NAME, or runner init --site {site.name} --account NAME"
+    return (
+        f"site {site.name} requires an account: --account NAME, or `account` in the site file,"
+        f" which runner init --site {site.name} makes"
+    )
 
 
 def _check_chain(links: int, site: Site) -> None:
@@ -285,7 +291,13 @@ def check_variable(name: str, value: str) -> None:
             "a name consists of letters, digits and `_`, and does not begin with a digit",
             "rename the variable",
         )
-    if name in _LAUNCHERS_OWN or name.upper().startswith("RUNNER_"):
+    if name.upper().startswith("RUNNER_") and name not in _LAUNCHERS_OWN:
+        raise RunnerError(
+            f"cannot set the variable {name}",
+            "names that begin with RUNNER_ belong to runner",
+            "use another name; to set one for runner itself, export it before the launch",
+        )
+    if name in _LAUNCHERS_OWN:
         raise RunnerError(
             f"cannot set the variable {name}",
             "the batch script sets it for each task",
@@ -334,10 +346,8 @@ def check_mounts(
             continue
         try:
             source = Path(expand(mount.source, environ, "a mount"))
-        except RunnerError:
-            notes.append(
-                f"the mount {mount.text()} is not checked: its variables are set only in the job"
-            )
+        except RunnerError as error:
+            notes.append(f"the mount {mount.text()} is not checked: {error.what}")
             continue
         if source.exists():
             continue

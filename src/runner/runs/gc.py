@@ -36,7 +36,9 @@ def select(
     kept: list[tuple[Run, str]] = []
     for run in old:
         why = live.get(run.name, "")
-        why = why or ("a queued or running run waits for it" if run.name in needed else "")
+        why = why or (
+            "a queued or running run was launched after it (--after)" if run.name in needed else ""
+        )
         why = why or (f"tagged {', '.join(run.tags)}" if run.tags and not tagged else "")
         if why:
             kept.append((run, why))
@@ -61,7 +63,7 @@ def _live(runs: Sequence[Run]) -> dict[str, str]:
         elif (
             run.state == PREPARING and time.time() - (run.launched or time.time()) < _LAUNCH_SECONDS
         ):
-            found[run.name] = "it is being launched"
+            found[run.name] = "its launch began less than an hour ago"
         elif _goes_on(run):
             found[run.name] = (
                 "its newest attempt has no exit code, and wrote to its folder within the last day"
@@ -185,7 +187,7 @@ def chosen_images(
         if match.active:
             raise RunnerError(
                 f"{match.name} is in use",
-                f"these queued or running runs use it: {', '.join(match.active)}",
+                f"these runs, which have not ended as far as is known, use it: {', '.join(match.active)}",
                 f"wait until they have ended, or end them: runner cancel {' '.join(match.active)}",
             )
         if match not in found:

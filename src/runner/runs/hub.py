@@ -287,7 +287,7 @@ def _settled(
         return job, ()
     listed = ", ".join(map(str, absent))
     return job, (
-        f"not prefetched: {listed}; the job will download it (to download it now: {_PREFETCH})",
+        f"not prefetched: {listed}; the job downloads what its cache lacks (to download it now: {_PREFETCH})",
     )
 
 

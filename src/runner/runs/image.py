@@ -93,7 +93,7 @@ def _file(environment: Environment, variables: Mapping[str, str]) -> LaunchImage
         raise RunnerError(
             f"the image {path} is not a squashfs file",
             "the file does not begin like a squashfs file: it is damaged or has another type",
-            "import the image again: runner import --force NAME",
+            f"correct `image` in the EDF, or write the file again: runner import SOURCE -o {path} --force",
         )
     return LaunchImage(str(path), None, stable)
 
@@ -139,7 +139,7 @@ def _in_store(
         raise RunnerError(
             f"the image {reference} in the store is not the one that runner put there",
             f"the tag has moved: the store has {row.id}, and runner put {stored.id} there",
-            f"to use the one in the store: runner import {stored.source}\nto replace it: {' '.join(brought_by)}",
+            f"to use it: runner import {stored.source}\nto replace it: runner import --force {stored.source}",
         )
     return image
 
@@ -151,13 +151,13 @@ def missing_image(
     if image.brought_by:
         return RunnerError(
             f"the image of environment {environment.name!r} is not in Sarus Suite's store: {image.reference}",
-            "sarusctl images does not list it, so each node would try to pull it when the job starts",
+            "the store does not have it, or only a part of it, so each node would try to pull it when the job starts",
             f"{' '.join(image.brought_by)}\nor let the launch do it first: --build",
         )
     assert image.stable is not None
     recipe = image.stable.name.removesuffix(".sqsh")
     what = f"the image of environment {environment.name!r} does not exist: {image.stable}"
-    why = "the image has not been built and imported yet"
+    why = "it was not imported yet, it was removed, or the path is wrong"
     fix = f"runner build {recipe}\nrunner import {recipe}\nor let the launch do both first: --build"
     if found := _elsewhere(image.stable, environ):
         site, folder = found

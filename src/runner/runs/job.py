@@ -368,7 +368,7 @@ def _restart_of(words: Sequence[str]) -> Restart:
         if not re.fullmatch(rf"({causes})=\d{{1,9}}|in_place=(true|false)", word, re.ASCII):
             what, why = (
                 f"cannot read --restart {word!r}",
-                f"it must be CAUSE=N; CAUSE is {causes.replace('|', ', ')}",
+                f"it must be CAUSE=N, in_place=true or in_place=false; CAUSE is {causes.replace('|', ', ')}",
             )
             raise RunnerError(
                 what, why, "--restart time_limit=3 --restart node_failure=2", exit_code=2
@@ -416,7 +416,7 @@ def time_limit_minutes(text: str, what: str) -> int:
     if total < 1:
         raise RunnerError(
             f"{what}: the time limit {text!r} is zero",
-            "a job with that limit could not run",
-            "give at least one minute",
+            "Slurm reads zero as no limit, which runner does not request",
+            "give at least one minute, or leave out the time",
         )
     return total

@@ -23,7 +23,7 @@ Value = str | int | bool | Sequence[str] | None
 """None means that the key is not written"""
 
 HEADER = """\
-# What this run was made of, as launched. Written once; nothing reads it while the job runs.
+# What this run was made of, as launched. Written once. A job reads only [image], to see whether the image was replaced.
 # Values that look like secrets are left out. What the container held (packages, driver): attempts/N/inside.toml.
 """
 

@@ -81,11 +81,14 @@ def complete(job: Job, site: Site, environ: Mapping[str, str]) -> tuple[Job, str
     numbers = _size(options, environ)
     layers, hidden, heads = numbers.values()
     if not layers * heads or (hidden % heads and "kv_channels" not in options):
-        raise RunnerError(
-            "Megatron cannot build this model",
-            f"{heads} attention heads do not divide the hidden size {hidden}",
-            "change one of the two, or add --kv-channels N",
-        )
+        why = f"{heads} attention heads do not divide the hidden size {hidden}"
+        fix = "change one of the two, or add --kv-channels N"
+        if not layers * heads:
+            why, fix = (
+                f"it has {layers} layers and {heads} attention heads",
+                "use 1 or more of each",
+            )
+        raise RunnerError("Megatron cannot build this model", why, fix)
     shape = gpt(layers, hidden, heads, tokens, _number(options, "vocab_size", VOCABULARY))
     layout, batch, why = _sizes(shape, job, site, options)
     numbers |= {"seq_length": tokens, "max_position_embeddings": tokens, "micro_batch_size": 1}
@@ -132,7 +135,7 @@ def check_files(job: Job, on_host: OnHost) -> None:
         raise RunnerError(
             "there is no training data",
             "neither --data-path nor --mock-data is given",
-            "--data-path PREFIX; runner launch megatron-data makes PREFIX.bin and PREFIX.idx",
+            "--data-path PREFIX; to make PREFIX.bin and PREFIX.idx: runner launch megatron-data -- --input FILE …",
         )
     for prefix in prefixes:
         _need(f"{prefix}.bin", "--data-path", on_host)
@@ -197,6 +200,12 @@ def _sizes(shape: Shape, job: Job, site: Site, options: Options) -> tuple[Layout
         )
         and (not batch or batch % (micro * (job.gpus // each.gpus)) == 0)
     ]
+    if not possible and not batch:
+        raise RunnerError(
+            "no parallel sizes fit those that you gave",
+            "runner tries tensor parallel sizes up to the GPUs of a node, and context parallelism from 8192 tokens on",
+            "give both --tensor-model-parallel-size and --pipeline-model-parallel-size",
+        )
     if not possible:
         raise RunnerError(
             f"no parallel sizes work with --global-batch-size {batch}",
@@ -207,19 +216,21 @@ def _sizes(shape: Shape, job: Job, site: Site, options: Options) -> tuple[Layout
     limit = known or USABLE_GIB["A100"] * GIB
     totals = {each: estimate(shape, each, work).total for each in possible}
     fitting = [each for each in possible if fits_on(totals[each], limit)]
+    assumed = ""
+    if known is None:
+        assumed = f" (an A100 with 40 GB is assumed, because site {site.name} does not set `gpu`)"
     if not fitting and not fixed:
         least = min(possible, key=lambda each: totals[each])
         raise RunnerError(
             f"the model needs more memory than {job.gpus} GPUs have",
-            f"a GPU has {limit / GIB:.0f} GiB, but the best split needs {totals[least] / GIB:.0f} GiB ({least.text})",
-            "more --nodes, or a smaller --size; to list all ways to split a model: runner memory --megatron SIZE",
+            f"a GPU has {limit / GIB:.0f} GiB{assumed}, but the best split needs {totals[least] / GIB:.0f} GiB "
+            f"({least.text}), and some must stay free",
+            "more --nodes, or a smaller --size; to list the ways to split a model: runner memory --megatron SIZE",
         )
     chosen = fitting[0] if fitting else asked
     copies = micro * (job.gpus // chosen.gpus)
     reason = "as requested" if fixed else "the smallest sizes with which the model fits"
-    if known is None:
-        reason += f" on an A100 with 40 GB, because site {site.name} does not set `gpu`"
-    why = f"{chosen.text}: {reason} (estimate: {totals[chosen] / GIB:.0f} of {limit / GIB:.0f} GiB per GPU)"
+    why = f"{chosen.text}: {reason} (estimate: {totals[chosen] / GIB:.0f} of {limit / GIB:.0f} GiB per GPU){assumed}"
     return chosen, batch or -(-BATCH // copies) * copies, why
 
 
@@ -248,7 +259,7 @@ def _check_sets(prefix: str, index: Path, options: Options) -> None:
         raise RunnerError(
             f"{prefix}.idx is not a Megatron index",
             "its header is wrong",
-            "runner launch megatron-data",
+            "runner launch megatron-data -- --input FILE --output-prefix PREFIX …",
         )
     (count,) = struct.unpack_from("<Q", header, 18)
     shares, end = _shares(options), 0

@@ -116,7 +116,7 @@ def read_curves(
         raise RunnerError(
             f"{run} has no metrics yet",
             f"{source.source} contains no training step",
-            "wait until the run logs its first step",
+            f"wait for the first step; if `runner logs {run}` shows steps, describe your trainer: docs/trainers.md",
         )
     for metric, rows in points.items():
         if not rows:
@@ -322,7 +322,7 @@ def pace(metrics: Metrics, now: float | None = None, *, running: bool = True) ->
         [after - before for before, after in pairwise(times[-200:]) if after > before] or [0.0]
     )
     if running and since > max(_STUCK_SECONDS, 10 * usual):
-        note = f"no step for {since:.0f} s; earlier steps took {usual:.1f} s"
+        note = f"no step for {since:.0f} s; before, one was logged every {usual:.1f} s"
         return Pace(note, stuck=True)
     return Pace(_slower(steps))
 

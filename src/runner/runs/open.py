@@ -176,6 +176,9 @@ def wait(app: str, run: Run, pid: int, report: Report) -> tuple[str, Path]:
             if status.state == "RUNNING" and (found := _server(app, status)):
                 return found
             time.sleep(0.2)
+    if status.state == "UNKNOWN":
+        what = f"it is not known whether the server of {run.name} still runs"
+        raise RunnerError(what, status.reason, "run the same command again")
     last = "\n".join(files.text_of(log).splitlines()[-8:])
     raise RunnerError(
         f"the server of {run.name} has ended", last or "it printed nothing", f"read {log}"
@@ -244,8 +247,9 @@ def running(where: str, site: str | None, project: Project, environ: Mapping[str
     """The run that a word names. Raises RunnerError if it has ended: an editor that connects must not start a job."""
     runs = find_site(site, environ)[0].runs(environ, project)
     run = shell.named_run(where, runs, project)
-    if run is None or not ask([run])[0].active:
-        why = f"{run.name} has ended" if run else "it is not a run"
+    status = ask([run])[0] if run else None
+    if run is None or status is None or not status.active:
+        why = f"{run.name} is {status.state}" if run and status else "it is not a run"
         raise RunnerError(f"cannot connect to {where}", why, f"runner open {SSH} ENV starts a run")
     return run
 

@@ -474,7 +474,7 @@ def submission(script: OwnScript, job: Job) -> str:
             raise RunnerError(
                 f"cannot set the variable {name!r}",
                 why,
-                f"rename the variable, or use {{{name}}} in the arguments",
+                f"rename it; in a sweep, you can also use {{{name}}} in the arguments",
             )
     kept, folder = f'"$run"/{quoted(script.kept)}', quoted(str(script.folder))
     place = [
@@ -529,6 +529,6 @@ def notes_of(script: OwnScript, layers: Sequence[Layer]) -> tuple[str, ...]:
         )
     if not script.reads_bash_env:
         found.append(
-            "the interpreter is not bash, so sbatch gets a wrapper: Command= and $0 differ from plain sbatch"
+            "its first line starts no bash that reads BASH_ENV, so sbatch gets a wrapper: Command= and $0 differ"
         )
     return tuple(found)

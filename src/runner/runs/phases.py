@@ -327,7 +327,7 @@ def _read(attempt: Attempt, run: Run, recorded: _Recorded, notes: list[str]) -> 
         nodes = [f"node {number}" for number in range(min(max(run.nodes, 1), _MOST_NODES))]
     if ("step", "") not in times:
         notes.append(
-            f"{place}/times is missing or not complete: the time before the first step is not known"
+            f"{place}/times does not tell when the program started: the time before it is not known"
         )
     elif attempt.outputs:  # a user's own batch script is the program
         times |= {("program", str(node)): times["step", ""] for node in range(len(nodes))}
@@ -338,7 +338,9 @@ def _read(attempt: Attempt, run: Run, recorded: _Recorded, notes: list[str]) -> 
         earliest = (run.launched or begin) if before else begin
         if not earliest - _JUMP_SECONDS <= at <= last + _JUMP_SECONDS:
             del times[event, node]
-            notes.append(f"{place}: `{event}` is outside the attempt, so a clock was wrong")
+            notes.append(
+                f"{place}: `{event}` is outside the attempt, and is left out: was a clock wrong?"
+            )
     held = list(dict.fromkeys([*nodes, *_expanded(start.get("held", ""))]))
     lines = attempt.text("saved").splitlines()  # STEP PATH, as the batch script has found them
     saved = [number for line in lines if (number := _number(line.partition(" ")[0])) is not None]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from runner.environments.environment import Attachment, Environment
 from runner.runs import payload
-from runner.runs.budget import Budget
+from runner.runs.budget import Budget, estimate
 from runner.runs.image import LaunchImage
 from runner.runs.job import KEYS, Job, Layer
 from runner.runs.program import Program
@@ -122,6 +122,12 @@ class RunPlan(ABC):
     def tried(self) -> bool:
         """Whether a dry run asks Slurm if it accepts the job."""
         return False
+
+    @property
+    def most_gpu_hours(self) -> float:
+        """The GPU hours that the run may use; 0 without GPUs or a known time limit."""
+        cost = estimate(self.job)
+        return cost.most if cost else 0.0
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -201,7 +201,7 @@ def write_picture(picture: Mapping[str, object], path: Path) -> Path:
             f"there is no folder {target.parent}",
             f"create {target.parent}, or pass another path",
         )
-    fix = "pip install 'runner-hpc[plot]', or load a module with matplotlib; a finished run also has loss.png"
+    fix = "pip install matplotlib, or load a module with it; a finished run of runner's training scripts has loss.png"
     python = process.python_with("matplotlib", (sys.executable, process.which("python3")), fix)
     script = shipped_folder() / SCRIPT
     drawn = process.run(

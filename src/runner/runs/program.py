@@ -91,7 +91,9 @@ def program_of_script(path: Path, project: Project) -> Program:
     if tree is not None and not is_shared_place(tree):
         return Program(path.relative_to(tree).as_posix(), (), tree)
     if is_shared_place(path.parent):
-        note = f"copying only {path.name}, because {path.parent} is a shared folder, not a project"
+        note = (
+            f"copying only {path.name}, because {path.parent} is your home, / or a temporary folder"
+        )
         return Program(path.name, (), None, outside=path, notes=(note,))
     return Program(path.name, (), path.parent)
 
@@ -118,7 +120,7 @@ def program_of_command(command: Sequence[str], project: Project) -> Program:
         main = project.start if named and not is_shared_place(project.start) else None
         if main is None and named:
             notes = (
-                f"not copying {named[0]}, because {project.start} is a shared folder, not a project",
+                f"not copying {named[0]}, because {project.start} is your home, / or a temporary folder",
             )
     if main is not None and main != project.start:
         inside = project.start.relative_to(main).as_posix()
@@ -129,6 +131,7 @@ def program_of_command(command: Sequence[str], project: Project) -> Program:
 
 
 _SAVE_OPTIONS = {
+    "megatron-bridge": "checkpoint.save_interval=N",
     "megatron": "--save-interval N",
     "torchtitan": "--checkpoint.interval N",
     "nanochat": "--save-every N",

@@ -77,8 +77,8 @@ def find(word: str, runs: Path) -> Locked:
     if "files" not in tables:
         raise RunnerError(
             f"cannot launch the run of {path} again",
-            "an earlier version of runner wrote the file, without the table [files]",
-            "launch with the command line that `runner history` prints",
+            "the file has no table [files]: it is not a lock, or an earlier version of runner wrote it",
+            "launch with the words of `command_line` in the run.json beside it",
         )
     return Locked(path, tables)
 
@@ -93,11 +93,11 @@ def refuse_incomplete(locked: Locked) -> None:
     lines = [shlex.join(("runner", *words))]
     if commit := locked.tables.get("code", {}).get("commit"):
         why = "the code of that launch, without uncommitted changes"
-        lines.insert(0, f"git checkout {commit}   ({why})")
+        lines.insert(0, f"git checkout {commit}   # {why}")
     if any(HIDDEN in word for word in words):
-        lines.append(f'(replace "{HIDDEN}" with the secret: lock.toml stores none)')
+        lines.append(f'# replace "{HIDDEN}" with the secret: lock.toml stores none')
     if locked.tables.get("sweep"):
-        lines.append("(this command launches all runs of the sweep)")
+        lines.append("# this command launches all runs of the sweep")
     raise RunnerError(
         f"{locked.name} cannot be rerun",
         f"missing or changed in {locked.folder}: {shown}",
@@ -176,15 +176,15 @@ def need_image(locked: Locked, report: Report) -> None:
     table, recipe = locked.tables.get("image", {}), locked.tables.get("recipe", {})
     reference, source = str(table.get("reference", "")), str(table.get("source", ""))
     digest = table.get("digest", "")
-    if source.startswith("docker://") and digest and "@" not in source:
-        source = f"{source}@{digest}"  # the tag may have moved
     command = f"runner import {shlex.quote(source)}"
+    if source.startswith("docker://") and "@" not in source:
+        command += f"   # if the tag has moved, name the image with the configuration {digest}"
     if not source:
         command = "put the file back, or launch again with another image"
     if recipe.get("name"):
-        command = f"runner build {recipe['name']} --import"
+        command = f"runner import {recipe['name']}   # if the image is gone too: build it, and launch again"
     if recipe.get("revision"):
-        command += f"   (the recipe was at {recipe['revision']})"
+        command += f"; the recipe was at {recipe['revision']}"
     if not table.get("store_id"):
         if Path(reference).is_absolute() and not Path(reference).exists():
             why = "the file no longer exists"

@@ -190,7 +190,7 @@ def _notes(found: Mapping[str, Setting], site: Site) -> tuple[str, ...]:
     if found["cpus_per_task"].origin is DEFAULT and found["gpus_per_node"].value > 0 and not known:
         notes.append(
             f"requesting 1 CPU per process: site {site.name} does not set cpus_per_node"
-            f" (--cpus-per-task N, or once for all jobs: runner init --site {site.name})"
+            f" (--cpus-per-task N, or cpus_per_node in the site file)"
         )
     return tuple(notes)
 
@@ -279,7 +279,7 @@ def with_save_every(job: Job, program: Program, site: Site, runs: Path | None) -
     hours = (node_hours + found.value) / (failures + 1) / job.resources.nodes
     first = "first save after 300 s, to measure how long it takes"
     for run, waits in _saves(job.name, runs, _WAIT_KEY) if runs else ():
-        first = f"a save of {run} took {waits[-1]:.1f} s"
+        first = f"the training waited {waits[-1]:.1f} s for a save of {run}"
     origin = replace(
         job.origins["save_every"], source=f"{first}; a failure every {hours:.1f} h ({why})"
     )

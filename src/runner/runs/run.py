@@ -336,7 +336,5 @@ def _unknown_run(word: str, runs: tuple[Run, ...], runs_folder: Path) -> RunnerE
         "run", word, names[-12:], "`runner status` lists the runs; a path to a run folder works too"
     )
     if (runs_folder / word).is_dir():
-        error.why = (
-            f"the folder {runs_folder / word} has no {RECORD}, because its launch was interrupted"
-        )
+        error.why = f"the folder {runs_folder / word} has no {RECORD}: its launch was interrupted, or it is not a run"
     return error

@@ -37,7 +37,7 @@ def with_save_signal(job: Job, program: Program, project: Project, site: Site) -
     origin = Origin(f"trainer {saving.trainer}", place=place)
     notes = job.notes
     if not site.is_local and (why := _will_not_save(job, saving, text)):
-        notes += (f"the program will not save at the time limit: {why}; add {saving.add}",)
+        notes += (f"the program may not save at the time limit: {why}; add {saving.add}",)
     return replace(
         job, save_signal=saving.signals, origins={**job.origins, "save_signal": origin}, notes=notes
     )
@@ -49,7 +49,7 @@ def _will_not_save(job: Job, saving: trainer.Saving, text: str) -> str:
     if saving.launchers and job.launcher not in saving.launchers:
         return f"with the launcher {job.launcher}, {saving.trainer} does not handle {signals}"
     if saving.saves and not re.search(saving.saves, text):
-        return f"{saving.trainer} is not set up to save on {signals}"
+        return f"neither its command nor its script sets up {saving.trainer} to save on {signals}"
     return ""
 
 

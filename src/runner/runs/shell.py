@@ -106,7 +106,7 @@ def prepared(
         site = replace(site, scheduler=LOCAL)
     run = named_run(request.where, site.runs(environ, project), project)
     if run is not None and request.without_scheduler:
-        why = "a run's shell opens where the run's job is, or in an allocation like it"
+        why = "a run's shell opens where the run's job is, or in a new allocation"
         raise RunnerError(
             f"--here cannot open {run.name}",
             why,
@@ -179,7 +179,8 @@ def in_live_folder(
     root = project.root or project.start
     if is_shared_place(root):
         say(
-            "the shell starts in the image's working directory, because your folder is not a project"
+            f"{root} is not mounted, because it is your home folder, / or a temporary folder: "
+            "the shell starts in the image's working directory"
         )
         return environment
     say(f"your folder {root} is mounted; your changes to its files are kept")

@@ -177,7 +177,7 @@ def secrets_left_out(snapshot: Snapshot, main: Path, folder: Path) -> list[str]:
     }
     names = sorted({path.as_posix() for path in paths} - {*snapshot.files})
     return [
-        f"{name} is not in the snapshot, because it may contain secrets: the script cannot read it"
+        f"{name} is not in the snapshot (it may contain secrets, or git ignores it): the script cannot read it"
         for name in names
     ]
 
@@ -231,13 +231,15 @@ def _too_many(root: Path, names: Sequence[str], *, git: bool) -> RunnerError:
     """The error for too many files. It names the top-level entry that contains the most of them."""
     tops: dict[str, int] = {}
     for name in names:
-        top = f"{name.partition('/')[0]}/" if "/" in name else name
+        top = f"{name.partition('/')[0]}/" if "/" in name else ""
         tops[top] = tops.get(top, 0) + 1
     top = max(tops, key=lambda each: tops[each])
+    ignore = f"add /{top} to {root}/.gitignore; or move" if top else "move"
     return RunnerError(
-        f"{root} has more than {UNTRACKED_LIMIT:,} files that git does not track, at least {tops[top]:,} in {top}",
+        f"{root} has more than {UNTRACKED_LIMIT:,} files that git does not track, "
+        f"at least {tops[top]:,} {f'in {top}' if top else 'at the top'}",
         "a launch copies untracked files together with the code; that many files are usually data, not code",
-        f"{'' if git else f'run git init {root}, and '}add /{top} to {root}/.gitignore; or move or commit the files",
+        f"{'' if git else f'run git init {root}, and '}{ignore} or commit the files",
     )
 
 

@@ -96,7 +96,7 @@ def ask(runs: Sequence[Run]) -> tuple[RunStatus, ...]:
     return tuple(_status(*found.get((run.name, run.folder), (run, _INTERRUPTED))) for run in runs)
 
 
-_INTERRUPTED = JobStatus("PREPARING", "its launch was interrupted before it was submitted")
+_INTERRUPTED = JobStatus("PREPARING", "it is being launched, or its launch was interrupted")
 
 
 def _status(run: Run, job: JobStatus) -> RunStatus:

@@ -42,14 +42,15 @@ def check_room(folder: Path) -> tuple[str, ...]:
             raise RunnerError(
                 f"there is not enough space for a run in {folder}",
                 f"{why}: the job could not save checkpoints",
-                "free some space (runner gc, or delete old checkpoints),"
+                "free some space (runner gc --runs --older 30d, or delete old checkpoints),"
                 " or use another folder: export RUNNER_RUNS=FOLDER",
             )
     with suppress(RunnerError):  # the quota is not known
         found = storage.quota_of_folder(there)
         if found and found.nearly_used_up:
             return (
-                f"your quota is nearly used up, so the job may fail to save: {found.text} (to free space: runner gc)",
+                f"your quota is nearly used up, so the job may fail to save: {found.text}"
+                " (to free space: runner gc --runs --older 30d)",
             )
     return ()
 
@@ -58,7 +59,7 @@ def submit(
     plan: RunPlan, runs: Path, command_line: Sequence[str], report: Report, tags: Sequence[str] = ()
 ) -> Run:
     """Create the run folder, start the job, and return the run. On any failure or Ctrl-C, the folder is removed."""
-    budget.check(plan, runs, 1)
+    budget.check(plan.budget, runs, plan.most_gpu_hours)
     plan = checked(plan, runs, report)
     waits = after.still_pending(plan.waits)
     run = made(plan, runs, command_line, report, tags)
@@ -132,7 +133,7 @@ def made(
             processes_per_node=plan.job.resources.tasks_per_node,
             restarts=plan.job.restart is not None,
             gpu_hours=plan.job.restart.gpu_hours if plan.job.restart else 0,
-            most_gpu_hours=cost.most if (cost := budget.estimate(plan.job)) else 0.0,
+            most_gpu_hours=plan.most_gpu_hours,
             tags=tuple(tags),
             sweep=sweep,
             parameters=parameters or {},

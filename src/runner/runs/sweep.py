@@ -82,7 +82,7 @@ def parse(words: Sequence[str], at_once: int | None) -> Sweep | None:
     if sweep and len(sweep.combinations) > MOST:
         raise RunnerError(
             f"the sweep has too many combinations: {len(sweep.combinations)}",
-            f"by default, Slurm allows at most {MOST} tasks in an array job",
+            f"a sweep can have at most {MOST} runs",
             "sweep over fewer values at a time",
         )
     return sweep
@@ -130,7 +130,7 @@ def submit_sweep(
     for number, values in enumerate(sweep.combinations if sweep else ()):
         plans[str(number)] = (with_values(plan, values), values)
     at_once = sweep.at_once if sweep else None
-    budget.check(plan, runs, len(plans), at_once)
+    budget.check(plan.budget, runs, plan.most_gpu_hours, len(plans), at_once)
     folder = folders.take_numbered(runs, f"{plan.job.name[:50]}-{'sweep' if sweep else 'array'}")
     made: list[Run] = []
     with ExitStack() as undo:

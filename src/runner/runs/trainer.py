@@ -348,9 +348,9 @@ def _pattern(document: Document, value: Any, keys: tuple[str, ...], *, check: bo
             f"{place} must be a pattern", f"its value is {value!r}", f"{keys[-1]} = 'step +'"
         )
     if found := _FOREIGN.search(value):
-        why = f"{found[0]!r} is not in POSIX extended regular expressions, which every awk understands"
+        why = f"not every awk understands {found[0]}"
         raise RunnerError(
-            f"{place} uses {found[0]!r}",
+            f"{place} uses {found[0]}",
             why,
             "write [0-9] for \\d, [ \\t] for \\s, and xxx* for x{2,}",
         )

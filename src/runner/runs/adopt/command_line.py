@@ -65,7 +65,7 @@ class Draft:
                     self.sbatch.append(f"--{name}={value}")
             case "signal" if found := re.fullmatch(r".*@(\d+)", value):
                 self.save_seconds = int(found[1])
-                why = f"becomes save_seconds = {found[1]}: runner requests the signal itself"
+                why = f"becomes save_seconds = {found[1]}; if the program saves on TERM or USR1, add save_signal"
                 self.adopted.note(option.given, why)
             case "export" if value.upper() != "NONE":
                 for key, equals, text in (entry.partition("=") for entry in value.split(",")):
@@ -122,7 +122,7 @@ class Draft:
         if self.adopted.gpus is not None:
             self.resources.setdefault("gpus_per_node", self.adopted.gpus)
         if "gpus_per_node" not in self.resources:
-            why = "the job gets all GPUs of each node, unless you set gpus_per_node"
+            why = "the job gets gpus_per_node of the site, unless you set it"
             self.adopted.note("GPUs", why)
 
     def read_program(self, words: Sequence[str]) -> None:

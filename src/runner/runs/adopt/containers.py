@@ -83,7 +83,7 @@ def read_engine(words: Sequence[str], adopted: Adopted) -> tuple[str, ...]:
     if table == "docker":
         adopted.note(
             f"{engine} run",
-            f"{engine} changes your user ID and HOME; a container that runner starts does not",
+            f"{engine} changes your user ID and HOME; with other engines, the container keeps them",
         )
     if adopted.entrypoint and (not command or re.match(r"-|[^/]*=", command[0])):
         why = "only the image knows its entrypoint and default command: put the program after the image"

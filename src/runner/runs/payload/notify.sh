@@ -12,7 +12,7 @@ notify() {
     if post "$(masked "$text")" >/dev/null 2>&1; then
         printf '%s %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$event" >>"$RUNNER_ATTEMPT/notified"
     else
-        say "the webhook did not accept the message about $event"
+        say "the message about $event was not posted: the webhook refused it or is not reachable, or this node has no curl, python3 or wget"
     fi
 }
 
@@ -60,7 +60,7 @@ urllib.request.urlopen(urllib.request.Request(url.decode(), body, kind, method=m
         printf '%s\n' "$url" | wget --quiet --tries=1 --timeout=10 --output-document=/dev/null --method="$method" \
             --header='Content-Type: application/json' --body-data="$body" --input-file=-
     else
-        say "cannot post to the webhook: this node has neither curl, python3 nor wget"
+        return 1
     fi
 }
 

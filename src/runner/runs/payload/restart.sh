@@ -143,7 +143,7 @@ refusal() {
     elif [ "$1" = script_failure ] && came_again "$2"; then
         printf 'the same error twice, and a restart cannot help: %s' "$(sed 's/ /: /' "attempts/$2/error")"
     elif ((idle >= ${limit[without_checkpoint]:-3})); then
-        printf '%s attempts in a row have ended without a new checkpoint (crash loop)' "$idle"
+        printf '%s attempts in a row have ended without a new checkpoint' "$idle"
     elif [ "${limit[gpu_hours]:-0}" != 0 ] && (($(gpu_seconds) >= limit[gpu_hours] * 3600)); then
         printf 'the %s GPU hours of [restart] are used up' "${limit[gpu_hours]}"
     fi
@@ -477,7 +477,7 @@ restart() {
         record_job "${job%%;*}${array_task:+_$array_task}"
         announce submit "$why: the next attempt is job ${job%%;*}${excluded:+, without $excluded}"
     else
-        give_up "${obstacle:+$obstacle; }neither scontrol requeue nor sbatch is allowed here; try: runner launch --chain N"
+        give_up "${obstacle:+$obstacle; }the next attempt could not be submitted, see the messages above; if nodes may not submit: runner launch --chain N"
     fi
 }
 

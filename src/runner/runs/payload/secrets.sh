@@ -75,7 +75,7 @@ read_secrets_file() {
             continue
         fi
         if [[ $value == '!'* ]] && ! value=$(timeout 10 bash -c "${value:1}" </dev/null 2>/dev/null); then
-            say "not reading $name, because its command in $file failed"
+            say "not reading $name, because its command in $file failed, or took longer than 10 s"
             continue
         fi
         case $name in

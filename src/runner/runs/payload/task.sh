@@ -43,7 +43,7 @@ else
     runner_rank=${SLURM_PROCID:?} runner_local_rank=$SLURM_LOCALID runner_tasks=$SLURM_NTASKS runner_node=
 fi
 [ -r "$runner_attempt/environment.sh" ] || stop "cannot read $runner_attempt/environment.sh" \
-    "the run folder is not mounted in this container at the same path as on the host" "mount it as RUN:RUN"
+    "the container does not see the run folder" "check that this node sees ${runner_attempt%/attempts/*}, and that no mount of the EDF hides it"
 # shellcheck source=/dev/null
 . "$runner_attempt/environment.sh"
 if [ -s "$RUNNER_RUN/after" ]; then # the folder of the run that this run waited for (`launch --after`)
@@ -184,7 +184,7 @@ elif [ "$runner_launcher" = accelerate ]; then
 fi
 if [ -f "$runner_attempt/task_prolog.sh" ]; then
     # shellcheck source=/dev/null
-    . "$runner_attempt/task_prolog.sh" || stop "task_prolog ended with exit code $?" "its last command failed" "fix task_prolog in the job file"
+    . "$runner_attempt/task_prolog.sh" || stop "task_prolog ended with exit code $?" "its last command failed" "fix task_prolog in the job file, or task_setup in the site file"
 fi
 
 # --- hangs: payload/watch.sh sends WINCH, which processes ignore by default. Collect the stacks in attempts/N/stacks

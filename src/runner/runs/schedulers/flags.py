@@ -211,7 +211,7 @@ def _instead_of_signal(value: str) -> str:
         return f"use {seconds}: every program that handles USR2 gets it"
     if name in ("TERM", "USR1"):
         return f"use --save-signal {name} {seconds}, or save_signal and save_seconds in a job file"
-    return f"use --save-signal TERM or USR1, and {seconds}; a program can handle no other signal than these and USR2"
+    return f"use --save-signal TERM or USR1, and {seconds}; runner sends no other signals than these and USR2"
 
 
 def refuse_of_site(words: Iterable[str], refused: Mapping[str, str], site: str) -> None:

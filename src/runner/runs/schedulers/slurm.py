@@ -353,7 +353,7 @@ def _squeue(argv: Sequence[str]) -> tuple[str, str]:
     try:
         done = process.run(argv, check=False, timeout_seconds=_ANSWER_SECONDS)
     except RunnerError as error:
-        return "", f"squeue cannot be run: {error.why}"
+        return "", f"squeue does not answer: {error.why}"
     if done.exit_code != 0 and "Invalid job id" not in done.stderr:
         return "", f"squeue: {(done.stderr.strip() or 'no answer').splitlines()[-1]}"
     return done.stdout, ""
@@ -424,7 +424,8 @@ def status_of(run: Run, queue: Mapping[str, JobStatus], trouble: str) -> JobStat
         return JobStatus("UNKNOWN", trouble)
     if run.after and not run.attempts:
         return JobStatus(
-            "CANCELLED", f"not started: {' '.join(run.after)} did not end with exit code 0"
+            "CANCELLED",
+            f"not started: it was cancelled, or {' '.join(run.after)} did not end with exit code 0",
         )
     return JobStatus(
         "LOST", "Slurm no longer knows the job, and the job wrote no exit code (killed at a limit?)"

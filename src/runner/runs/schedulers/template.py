@@ -201,7 +201,7 @@ def _texts(job: Job, site: Site) -> list[tuple[str, str, str]]:
             raise RunnerError(
                 f"{name} contains a carriage return",
                 "sh reads a carriage return as part of a word",
-                "remove the carriage return, for example with: sed -i 's/\\r//' FILE",
+                f"remove \\r from {name} in the TOML file",
             )
         end = "END"
         while end in text.split("\n"):
@@ -228,7 +228,7 @@ def _lines(step: Sequence[str], attachment: Attachment, job: Job) -> list[str]:
     if sum(map(len, user)) > COMMAND_BYTES:
         raise RunnerError(
             f"the command is too long: {sum(map(len, user))} bytes",
-            f"Linux and sbatch allow at most {COMMAND_BYTES} bytes",
+            f"runner allows {COMMAND_BYTES} bytes, a little less than Linux and sbatch",
             "write the arguments to a file, and pass the file's name",
         )
     return [*step, *joined(prefix), task, *joined([*script, *user])]
