@@ -205,7 +205,7 @@ def test_doctor_sees_nodes_of_another_architecture(tmp_path):
     sites.mkdir(parents=True)
     (sites / "other.toml").write_text(f'base = "local"\n[values]\narchitecture = "{other}"\n')
     done = runner(tmp_path, "doctor", "--site", "other")
-    assert done.returncode == 1 and f"runner build --platform linux/{other}" in done.stderr
+    assert done.returncode == 1 and f"runner build RECIPE --platform linux/{other}" in done.stderr
 
 
 COMPLETED = [

@@ -82,13 +82,20 @@ def read(types: Sequence[type], argv: Sequence[str], job: Job) -> Settings:
     return job.settings
 
 
+def has_bf16() -> bool:
+    """Whether the GPU itself computes in bf16. torch.cuda.is_bf16_supported() also counts emulation, as on a V100."""
+    import torch
+
+    return torch.version.hip is not None or torch.cuda.get_device_capability() >= (8, 0)
+
+
 def fit_machine(settings: Settings, job: Job) -> None:
     """Set what follows from the machine and the run folder, unless the user has set it."""
     import torch
 
     deepspeed.take_arguments(settings)
     run, cuda = job.run, torch.cuda.is_available()
-    if cuda and settings.get("bf16") is not False and not settings.get("fp16") and not torch.cuda.is_bf16_supported():
+    if cuda and settings.get("bf16") is not False and not settings.get("fp16") and not has_bf16():
         if settings.given("bf16"):
             file = settings.sources["bf16"].startswith("DeepSpeed file")
             fix = 'write "auto" for bf16.enabled in the DeepSpeed file' if file else "--fp16 true --bf16 false"

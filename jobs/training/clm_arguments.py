@@ -170,7 +170,7 @@ def _choose_precision(settings: Settings) -> None:
     if path and not settings["do_train"] and deepspeed.stage(deepspeed.read(Path(path))) != 3:
         settings.derive("deepspeed", None, "script: nothing is trained, and only ZeRO-3 helps to evaluate")
     chosen = settings.given("bf16") or settings["fp16"] or settings["dtype"] in ("float16", "float32")
-    if not chosen and torch.cuda.is_available() and torch.cuda.is_bf16_supported():
+    if not chosen and torch.cuda.is_available() and arguments.has_bf16():
         settings.default({"bf16": True}, "script: this GPU supports bf16")
     if settings["dtype"] is None:
         copies = settings["deepspeed"] and (settings["bf16"] or settings["fp16"])

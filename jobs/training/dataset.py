@@ -105,7 +105,11 @@ def fetched(name: str) -> str | None:
 
 
 def not_utf8(name: str, error: UnicodeDecodeError) -> JobError:
-    return JobError(f"{name!r} is not UTF-8", str(error), "convert the file: iconv -f LATIN1 -t UTF-8 OLD > NEW")
+    return JobError(
+        f"{name!r} is not UTF-8",
+        str(error),
+        "convert it to UTF-8; `file` may tell its encoding; for Latin-1: iconv -f LATIN1 -t UTF-8 OLD > NEW",
+    )
 
 
 def not_loaded(name: str, error: Exception) -> JobError:
@@ -120,5 +124,5 @@ def not_loaded(name: str, error: Exception) -> JobError:
     elif is_offline():
         fix = "HF_HUB_OFFLINE=1 is set: run `runner prefetch` first, or give the path of a folder inside the container"
     else:
-        fix = "check the name on the hub, or give the path inside the container"
+        fix = "correct what the message names; if it was not found: check its name, or give a path in the container"
     return JobError(f"cannot load the dataset {name!r}", lines[0] if lines else type(cause).__name__, fix)

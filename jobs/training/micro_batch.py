@@ -93,7 +93,7 @@ def _find(settings: Settings, run: RunFolder, peers: Processes, each: int, lengt
     if found == 0:
         raise JobError(
             f"one sequence of {length} tokens does not fit into memory",
-            f"model, optimizer and activations need more memory than the GPU has; logs: {run.attempt / 'probe'}",
+            f"model, optimizer and activations need more memory than there is; logs: {run.attempt / 'probe'}",
             "use --activation_checkpointing true, shorter sequences, --deepspeed zero3 or zero3-offload, or more GPUs",
         )
     if peers.first:

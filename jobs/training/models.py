@@ -120,5 +120,5 @@ def not_loaded(part: str, name: str, error: Exception) -> JobError:
         lines[0] if lines else type(error).__name__,
         "HF_HUB_OFFLINE=1 is set: run `runner prefetch` first, or give the path of a folder inside the container"
         if is_offline() and not name.startswith((".", "/"))
-        else "check the name on the hub, or give the path of a folder inside the container",
+        else "correct what the message names; if it was not found: check its name, or give a path in the container",
     )

@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
         say(node, str(fault))
         return UNFIT
     except Wrong as fault:
-        say(node, f"the job cannot run on this node: {fault}")
+        say(node, f"the job cannot run on any of its nodes: {fault}")
         return 1
     return 0
 
@@ -157,7 +157,8 @@ def nvidia_smi(*fields: str) -> list[list[str]] | None:
     if done.returncode != 0:
         if "not a valid field" in done.stdout + done.stderr:
             return None
-        raise Unfit(f"nvidia-smi: {(done.stdout + done.stderr).strip().splitlines()[-1:] or done.returncode}")
+        last = (done.stdout + done.stderr).strip().rpartition("\n")[2]
+        raise Unfit(f"nvidia-smi: {last or f'exit code {done.returncode}'}")
     return [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
 
 

@@ -74,7 +74,7 @@ def read_toml(path: Path) -> Document:
         raise RunnerError(
             f"cannot read {Place(path, line)}",
             "the file is not UTF-8",
-            f"iconv -f LATIN1 -t UTF-8 {path} > NEW",
+            f"`file {path}` may tell its encoding; for Latin-1: iconv -f LATIN1 -t UTF-8 {path} > NEW && mv NEW {path}",
         ) from error
     except OSError as error:
         raise RunnerError(
@@ -101,7 +101,9 @@ def _syntax_error(text: str, path: Path, message: str) -> RunnerError:
         return RunnerError(
             f"{Place(path)} is not valid TOML",
             message,
-            "complete the last entry: a value, a quote or a bracket is missing at the end of the file",
+            _syntax_advice(message)
+            if re.search("twice|overwrite|namespace|mutate", message)
+            else "complete the last entry: a value, a quote or a bracket is missing at the end of the file",
         )
     line, column = int(found[1]), int(found[2])
     wrong = text.split("\n")[line - 1]
@@ -110,10 +112,12 @@ def _syntax_error(text: str, path: Path, message: str) -> RunnerError:
 
 
 def _syntax_advice(message: str) -> str:
-    if re.search(r"twice|overwrite|namespace|mutate", message):
+    if re.search("overwrite|[Dd]uplicate", message):
+        return "a key is set twice: keep one of the two values"
+    if re.search("twice|namespace|mutate", message):
         return "a table can be opened only once: put all its keys under a single [table] heading"
     if "Invalid value" in message:
-        return 'put text in quotes: key = "value"'
+        return 'write text in quotes (key = "value"), and true and false in lower case; close arrays with ]'
     return "fix that line"
 
 

@@ -82,7 +82,10 @@ def site_documents(name: str, environ: Mapping[str, str]) -> tuple[Document, ...
         documents = [_site_document(path) for path in paths if path.is_file()]
         if not documents:
             raise unknown(
-                "site", wanted, site_names(environ), f"create {paths[0]}: runner init --site {name}"
+                "site",
+                wanted,
+                site_names(environ),
+                f"to create {paths[0]}: runner init --site {wanted}",
             )
         found += documents
         bases = [base for document in documents if (base := typed(document, ("base",), str))]
@@ -148,7 +151,7 @@ def load_site(name: str, environ: Mapping[str, str] = os.environ) -> Site:
     if missing:
         raise RunnerError(
             f"the site {name!r} does not set: {', '.join(missing)}",
-            f"{documents[-1].path} has no `base`, and does not set these keys under [values]",
+            f"{documents[0].path} has no `base`, and does not set these keys under [values]",
             'add the keys, or inherit them from another site: base = "generic-slurm"',
         )
     site = Site(name=name, summary=summary, **values, origins=origins)
@@ -167,7 +170,8 @@ def _machine(document: Document) -> tuple[Mapping[str, Any], Origin]:
         if name in cloud["types"]:
             return cloud["types"][name]["site"], Origin(cloud["title"], cloud["date"])
     known = {each for cloud in table.values() for each in cloud["types"]}
-    raise unknown("machine type", name, known, place=document.place("values", "machine_type"))
+    place = document.place("values", "machine_type")
+    raise unknown("machine type", name, known, "use one of the known names", place)
 
 
 def machine_types() -> Mapping[str, Any]:

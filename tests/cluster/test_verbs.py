@@ -127,7 +127,7 @@ def test_above_the_budget_create_needs_a_confirmation(pcluster: Cloud) -> None:
 
 FAILURES = {
     '{"message": "Unable to locate credentials"}': "there are no valid credentials",
-    '{"message": "Bad Request: Cluster c already exists."}': "the name is taken",
+    '{"message": "Bad Request: Cluster c already exists."}': "something with that name exists already",
     '{"message": "You have requested more vCPU capacity than your current limit"}': "quota is too small",
     '{"message": "An error occurred (UnauthorizedOperation)"}': "these credentials may not do that",
     '{"message": "Invalid cluster configuration.", "configurationValidationErrors": []}': "refuses the configuration",

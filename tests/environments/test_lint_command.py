@@ -46,7 +46,7 @@ def test_one_call_checks_names_paths_and_scripts_with_the_environments_in_them(p
         "job.sh:3: error: --mem=0: Clariden's Slurm does not allow it; --mem=450G is most of a node [sbatch-refused]",
         "edf/risky.toml:3: warning: NCCL_PROTO overrides the settings of the network hook [stale-tuning]",
     ]
-    assert "this machine is not part of site alps-clariden" in done.stderr
+    assert "this machine does not look like one of site alps-clariden" in done.stderr
     assert "4 environments and scripts on alps-clariden with ce: 2 errors, 1 warning" in done.stderr
 
 

@@ -321,7 +321,9 @@ def _need_column(piece: Piece, columns: Sequence[str]) -> None:
 
 
 def _not_utf8(piece: Piece, error: UnicodeDecodeError) -> JobError:
-    return JobError(f"{piece.path} is not UTF-8", str(error), "convert the file: iconv -f LATIN1 -t UTF-8 OLD > NEW")
+    return JobError(
+        f"{piece.path} is not UTF-8", str(error), "convert it to UTF-8; for Latin-1: iconv -f LATIN1 -t UTF-8 OLD > NEW"
+    )
 
 
 def _no_text(piece: Piece, value: Any, columns: Sequence[str] = (), place: str = "") -> JobError:

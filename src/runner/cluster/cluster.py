@@ -47,7 +47,13 @@ def find_cluster(name: str, project: Project, environ: Mapping[str, str]) -> Clu
     document = read_toml(path)
     provider = typed(document, ("provider",), str, "")
     if provider not in ("aws", "google"):
-        raise unknown("provider", provider, ("aws", "google"), place=document.place("provider"))
+        raise unknown(
+            "provider",
+            provider,
+            ("aws", "google"),
+            "use one of the known names",
+            document.place("provider"),
+        )
     if adopted := typed(document, ("document",), str):
         found = render(f"read-{provider}.toml.j2", {"data": read_yaml(path.parent / adopted)})
         document = Document(path, merge(tomllib.loads(found), document.data), document.text)

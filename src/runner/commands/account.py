@@ -41,7 +41,7 @@ def show_account(args: argparse.Namespace, console: Console) -> int:
         }
         console.answer_json({"runs": [account.record() for account in accounts], "total": total})
     elif not totals:
-        console.say("no run was launched since then" if args.since else "nothing was held yet")
+        console.say("no run has held a node since then" if args.since else "nothing was held yet")
     elif args.png:
         console.answer(_draw(groups, totals, args.png))
     else:

@@ -22,7 +22,7 @@ from runner.site_files import user_folder
 _PAUSE_SECONDS, _PATIENCE_SECONDS = 20.0, 5400.0
 _HELP = {
     "dry-run": "print what would be written or run; change nothing",
-    "force": "replace edited files; with destroy: although jobs run, or data is lost",
+    "force": "replace edited files; destroy: go on even if jobs run or data is lost",
     "yes": "do not ask for confirmation, however high the price",
     "json": "print JSON",
 }
@@ -199,7 +199,7 @@ def ssh(args: argparse.Namespace, console: Console) -> int:
         raise RunnerError(
             f"{cluster.name} has no node to log in to",
             state.word,
-            f"runner cluster create {cluster.name}",
+            f"runner cluster {'create' if state in (NOT_CREATED, INCOMPLETE) else 'status'} {cluster.name}",
         )
     if not state.is_ready:
         console.warn(f"{cluster.name} is {state.word}: Slurm may not be there yet")

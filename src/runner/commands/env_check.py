@@ -175,7 +175,7 @@ def _setting(
     here = _is_here(site, environ)
     if not here:
         console.say(
-            f"this machine is not part of site {site.name}, so files, variables and logins are not checked"
+            f"this machine does not look like one of site {site.name}, so files, variables and logins are not checked"
         )
     text = args.enroot or site.versions.get("enroot", "")
     if not text and here and pulls_with == "enroot":

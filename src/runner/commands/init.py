@@ -72,7 +72,9 @@ def init_project(args: argparse.Namespace, console: Console) -> int:
             console.say(f"these differ from runner's copies: {', '.join(differ)}")
     if not args.all:
         console.say("to write all scripts, job files, environments and recipes: runner init --all")
-    console.say("you can delete each file that you do not edit: runner has its own copy")
+    console.say(
+        "you can delete each file that you do not edit, except runner.toml: runner has its own copy"
+    )
     console.say(f"next: runner launch sft --env {environment} --build")
     return 0
 
@@ -284,7 +286,7 @@ def _questions(
     if account is None and base.account is None and (base.account_required or seen.accounts):
         yours = f" (your accounts: {', '.join(seen.accounts)})" if seen.accounts else ""
         questions.append(
-            f"site {name} requires an account{yours}: --account NAME, or set `account` in the file"
+            f"no account is set{yours}: write `account` into the file, or remove it and give --account NAME"
         )
     if partition is not None and seen.partitions and seen.partition(partition) is None:
         there = ", ".join(known.name for known in seen.partitions)

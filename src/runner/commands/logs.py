@@ -40,7 +40,9 @@ def show_logs(args: argparse.Namespace, console: Console) -> int:
         shown = True
     show(b"\n" if printable.rest else b"")
     if not shown:
-        console.say(f"{run.name} has printed nothing yet ({run.log})")
+        part = args.attempt is not None or ranks
+        nothing = "has printed nothing in this part" if part else "has printed nothing yet"
+        console.say(f"{run.name} {nothing} ({run.log})")
     elif (
         args.tail is None and args.attempt is None and not ranks and (unknown := without_times(run))
     ):

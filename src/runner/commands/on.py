@@ -68,8 +68,8 @@ def run_on(
                 return exit_code
             lost = RunnerError(
                 f"the connection to {name} was lost",
-                noise or "ssh ended",
-                "try again",
+                noise or "ssh ended with exit code 255",
+                f"look what was done (runner --on {name} status), then try again",
                 exit_code=255,
             )
         except _NotInstalled as error:
@@ -212,7 +212,7 @@ def _once(
     if state == "missing":
         what, why = (
             f"runner is not installed on {name}",
-            "it is neither on PATH there nor in ~/.local/bin",
+            "it is neither on PATH there nor in ~/.local/bin, or it does not start",
         )
     raise _NotInstalled(what, why, f"runner connect {name} --install")
 

@@ -33,7 +33,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--browser", action="store_true", help="open the page in a browser on this machine"
     )
-    idle = f"end jupyter or ssh after this time without use; 0: never (default: {IDLE_MINUTES})"
+    idle = f"end a run of jupyter or ssh after this time without use; 0: never (default: {IDLE_MINUTES})"
     parser.add_argument("--idle", type=int, default=IDLE_MINUTES, metavar="MINUTES", help=idle)
     stdio = "for ssh's ProxyCommand: connect stdin and stdout to the sshd of a run"
     parser.add_argument("--stdio", action="store_true", help=stdio)
@@ -72,7 +72,7 @@ def open_page(args: argparse.Namespace, console: Console) -> int:
         console.answer(url)
         sys.stdout.flush()
         console.say(
-            f"{run.name}: Ctrl-C closes the tunnel; the server runs until: runner cancel {run.name}"
+            f"{run.name}: Ctrl-C closes the tunnel; to end the server with its run: runner cancel {run.name}"
         )
         if args.browser:
             open_browser(url, state / "page.html")
@@ -120,7 +120,9 @@ def _open_ssh(run: Run, pid: int, args: argparse.Namespace, console: Console) ->
         f"for VS Code, scp and rsync, add this line at the top of ~/.ssh/config: Include {path}"
     )
     idle = f", or after {args.idle} minutes without a connection" if args.idle else ""
-    console.say(f"{run.name} ends with its job{idle}; to end it now: runner cancel {run.name}")
+    console.say(
+        f"{run.name} ends with its job{idle}; to end the whole run now: runner cancel {run.name}"
+    )
     return 0
 
 

@@ -68,7 +68,7 @@ def _curves(args: argparse.Namespace, console: Console) -> list[Curve]:
         nothing = (
             "there is nothing to plot",
             "none of the values is a finite number",
-            "print the values with --json",
+            "look at metrics.jsonl in the run folder",
         )
         raise failed[0] if failed else RunnerError(*nothing)
     for error in failed:

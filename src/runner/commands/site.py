@@ -95,8 +95,8 @@ def show_site(args: argparse.Namespace, console: Console) -> int:
     ]
     if unknown and not site.is_local:
         console.say(
-            f"not set: {', '.join(unknown)}; set them in a job file, or for all jobs in the site file "
-            f"(to create it: runner init --site {site.name})"
+            f"not set: {', '.join(unknown)}; set them in the site file"
+            f" (if you have none: runner init --site {site.name})"
         )
     return 0
 

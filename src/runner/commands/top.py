@@ -67,13 +67,15 @@ def _no_samples(status: RunStatus) -> RunnerError:
     why = f"its state is {status.state}" + (f": {status.reason}" if status.reason else "")
     fix = f"runner why {run.name}"
     if status.active and (attempt is None or attempt.exit_code is not None):
-        what, fix = f"{run.name} has not started", f"runner watch {run.name}"
+        what = f"{run.name} {'waits for its next attempt' if attempt else 'has not started'}"
+        fix = f"runner watch {run.name}"
     elif status.active and attempt and attempt.outputs:
         what = f"there are no samples of {run.name}"
         why = "its own batch script starts its tasks, and runner only samples tasks that it starts"
         fix = f"srun --jobid={attempt.job_id} --overlap --nodes=1 --pty top"
     elif status.active and attempt:
         what = f"there are no samples of {run.name} yet"
-        why = f"attempt {attempt.number} has run for {attempt.elapsed}, and its program has not started on any node"
+        why = f"attempt {attempt.number} has run for {attempt.elapsed}, and no node has sent a sample:"
+        why += " its program has not started, or the image lacks sleep, date or mv"
         fix = f"runner logs -f {run.name}"
     return RunnerError(what, why, fix)

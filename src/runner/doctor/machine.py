@@ -48,7 +48,7 @@ def architecture(site: Site) -> Diagnosis:
     """Whether images that are built here run on the site's nodes."""
     here = probe.architecture()
     if site.architecture is None:
-        fix = f"set the architecture once: runner init --site {site.name}"
+        fix = f"set `architecture` in the site file (if you have none: runner init --site {site.name})"
         return Diagnosis(
             "architecture", "ok", f"{here}; the architecture of the nodes is not known", fix
         )
@@ -56,7 +56,10 @@ def architecture(site: Site) -> Diagnosis:
         return Diagnosis("architecture", "ok", f"{here}, like the nodes of {site.name}")
     text = f"this machine is {here}, but the nodes of {site.name} are {site.architecture}"
     return Diagnosis(
-        "architecture", "wrong", text, f"runner build --platform linux/{site.architecture}"
+        "architecture",
+        "wrong",
+        text,
+        f"runner build RECIPE --platform linux/{site.architecture}, or build there",
     )
 
 
@@ -107,7 +110,8 @@ def namespaces() -> Diagnosis:
         "namespaces",
         "missing",
         words,
-        "ask an admin to run: sysctl -w user.max_user_namespaces=15000",
+        "ask an admin to allow them: user.max_user_namespaces, kernel.unprivileged_userns_clone,"
+        " kernel.apparmor_restrict_unprivileged_userns",
     )
 
 
@@ -321,6 +325,6 @@ def edf_lookup(environ: Mapping[str, str]) -> Diagnosis:
     )
     twice = [name for name in names if name.endswith(".toml.toml")]
     if twice:
-        fix = f"mv {twice[0]} {twice[0].removesuffix('.toml')}"
+        fix = f"rename it: {twice[0].removesuffix('.toml')}"
         return Diagnosis("EDF lookup", "wrong", f"{text}; {twice[0]} cannot be found by name", fix)
     return Diagnosis("EDF lookup", "ok", f"{text}: {len(names)} environments")

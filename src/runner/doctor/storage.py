@@ -88,7 +88,7 @@ def quota(site: Site, environ: Mapping[str, str]) -> Diagnosis:
     except RunnerError as error:
         return Diagnosis("quota", "missing", f"{error.what}: {error.why}", error.fix)
     if found is None:
-        return Diagnosis("quota", "ok", f"no quota at {nearest}")
+        return Diagnosis("quota", "ok", f"no quota found at {nearest}")
     if found.nearly_used_up:
         return Diagnosis(
             "quota", "wrong", found.text, f"free some space on {found.point}: runner gc"

@@ -166,8 +166,8 @@ def find_edf(name: str, project: Project, environ: Mapping[str, str]) -> Path:
                 return candidate
         raise RunnerError(
             f"environment file {name!r} not found",
-            f"{candidates[0]} does not exist",
-            "check the path; a name without a slash is looked up in edf/, EDF_PATH and ~/.edf",
+            f"{candidates[0]} is not a file",
+            "check the path; a name without a slash is looked up in edf/, and in EDF_PATH or else ~/.edf",
         )
     stem = name.removesuffix(".toml")
     folders = search_folders(project, environ)

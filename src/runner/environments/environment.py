@@ -149,7 +149,7 @@ def _layers(
         raise RunnerError(
             f"the base_environment of {above[0]} is nested deeper than {MAXIMUM_LEVELS} levels",
             "the Container Engine does not allow more levels",
-            "merge some of the files: runner env emit prints the merged environment",
+            "merge some of the files: runner env emit BASE prints one of them with its own bases",
         )
     layer = layer_of(read_toml(path))
     for index, base in enumerate(layer.bases):

@@ -17,10 +17,10 @@ from runner.errors import RunnerError
 def explain(error: OSError, what: str) -> RunnerError:
     """The RunnerError for an OSError that occurred during `what` (for example "write /x/y.sqsh")."""
     fixes = {
-        errno.ENOSPC: "free some space there, or choose another folder (RUNNER_IMAGES, RUNNER_RUNS)",
-        errno.EDQUOT: "remove files (your quota is used up), or choose another folder (RUNNER_IMAGES, RUNNER_RUNS)",
+        errno.ENOSPC: "free some space there, or choose another folder (images: RUNNER_IMAGES, runs: RUNNER_RUNS)",
+        errno.EDQUOT: "remove files, or choose another folder (images: RUNNER_IMAGES, runs: RUNNER_RUNS)",
         errno.EACCES: "ask its owner for access (ls -ld), or use a folder of your own (RUNNER_IMAGES, RUNNER_RUNS)",
-        errno.EPERM: "choose a folder of your own: this folder or file belongs to another user",
+        errno.EPERM: "choose a folder of your own: the system refuses this here",
         errno.EROFS: "choose a folder on a writable file system",
     }
     fix = fixes.get(error.errno or 0, "check the path and its file system: df -hT FOLDER")

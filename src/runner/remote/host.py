@@ -31,7 +31,10 @@ def find_host(name: str, environ: Mapping[str, str]) -> Host:
     """The host with this name. Raises RunnerError for a word that ssh would take for an option, or a wrong file."""
     if not re.fullmatch(r"[\w.@:%\[\]][\w.@:%\[\]-]*", name):
         raise RunnerError(
-            f"{name!r} is not a host", "it must be a single word", "runner --on HOST …", exit_code=2
+            f"{name!r} is not a host",
+            "it may have letters, digits and _ . @ : % [ ] -, and must not begin with -",
+            "runner --on HOST …",
+            exit_code=2,
         )
     path = user_folder(environ).parent / "hosts" / f"{name}.toml"
     if not environ or not path.is_file():

@@ -28,7 +28,7 @@ def install(connection: Connection, report: Report) -> None:
     answer = connection.ask("python.sh").splitlines()
     if len(answer) < 4 or not answer[3]:
         why = "none of python3, python3.11, …, python3.14 on the PATH of ssh is CPython 3.11 or newer with glibc"
-        fix = "load a newer Python in ~/.bashrc there, or install uv there and run: uv python install 3.12 (unverified)"
+        fix = "load a newer Python in ~/.bashrc there, or install uv there and run: uv python install 3.12"
         raise RunnerError(f"{name} has no suitable Python", why, fix)
     python, tag, machine, glibc = answer[:4]
     with folders.temporary("runner-install-") as folder:

@@ -74,7 +74,7 @@ class Connection:
             raise RunnerError(
                 f"cannot forward port {port} of {self.host.name}",
                 done.stderr,
-                "see AllowTcpForwarding",
+                f"ask the administrators of {self.host.name} whether its sshd allows it (AllowTcpForwarding)",
             )
         return forward
 
@@ -109,7 +109,7 @@ class Connection:
                 f"cannot connect to {self.host.name}: {expired}", said or "see above", fix
             )
         if re.search("Permission denied|verification failed|Too many authentication", said):
-            what = f"{self.host.name} asks for a password, a code or a confirmation"
+            what = f"{self.host.name} refuses the login, or asks for a password, a code or a confirmation"
             raise RunnerError(what, said, f"in a terminal: runner connect {self.host.name}")
         raise RunnerError(
             f"cannot connect to {self.host.name}", said or "see above", f"ssh {self.host.target}"
@@ -161,8 +161,10 @@ class Connection:
         done = process.run(argv, stdin=stdin, check=False, own_session=True)
         if done.exit_code:
             why = done.stderr.rpartition(f"{mark}\n")[2].strip() or "the connection was lost"
-            fix, code = "try again", done.exit_code
-            raise RunnerError(f"cannot send files to {self.host.name}", why, fix, exit_code=code)
+            fix, code = "correct what the message names, and try again", done.exit_code
+            raise RunnerError(
+                f"cannot exchange files with {self.host.name}", why, fix, exit_code=code
+            )
         return done.stdout.rpartition(f"{mark}\n")[2]
 
     def _command(self, script: str, words: str, values: Mapping[str, str]) -> str:

@@ -40,7 +40,7 @@ engines, the first of them is chosen"""
 def engine_of(name: str) -> Engine:
     """The engine of a site, a run or an option. Raises RunnerError for an unknown name."""
     if name not in ENGINES:
-        raise unknown("engine", name, ENGINES)
+        raise unknown("engine", name, ENGINES, "use one of the known names")
     engine: Engine = importlib.import_module(f"{__name__}.{name}").ENGINE  # only the one in use
     return engine
 

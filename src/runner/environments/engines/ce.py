@@ -27,7 +27,7 @@ MOUNTS = MountSyntax(separators=":\n", flags=MOUNT_OPTIONS | {"sqsh"})
 def check_edf(environment: Environment, engine: str) -> None:
     """Raise RunnerError for what neither the Container Engine nor the engines on enroot and apptainer can express."""
     if environment.devices:
-        why = "only Sarus Suite has the key `devices`; this engine selects GPUs with NVIDIA_VISIBLE_DEVICES"
+        why = "this engine does not read `devices`; it selects GPUs with NVIDIA_VISIBLE_DEVICES"
         fix = 'remove `devices`; for an image that is not NVIDIA\'s, add NVIDIA_VISIBLE_DEVICES = "all" to [env]'
         raise refuse(environment, "devices", engine, why, fix)
     if bare_squashfs(environment):
@@ -47,7 +47,7 @@ def _check_braces(environment: Environment) -> None:
         # only `$${NAME}` is a documented escape
         if re.search(r"\$\$\{[^}]*$", text):
             why = f"{text!r} has `${{` without a closing brace; the engine does not document this case"
-            fix = "set this value in the job's `setup` instead"
+            fix = "export the variable in `task_prolog` of the job file, or write the value without it"
             raise refuse(environment, field, "ce", why, fix)
 
 

@@ -14,7 +14,7 @@ flags=(run --rm --interactive --network host --uts host) within=()
 if [[ -d /dev/mqueue ]]; then flags+=(--ipc host); else flags+=(--volume /dev/shm:/dev/shm); fi
 
 command -v "$engine" > /dev/null || fail "$engine is missing on $node" "this run uses the engine $engine" \
-  "install it, or choose another engine"
+  "ask an admin to install it, or use another engine: --engine NAME"
 
 if [[ $engine == podman ]]; then
   flags+=(--security-opt label=disable)
@@ -85,8 +85,8 @@ enter_image() {
   expand host "$image" image
   image=${REPLY/'#'//} # enroot's REGISTRY#IMAGE becomes REGISTRY/IMAGE
   "$engine" image inspect "$image" > /dev/null 2>&1 || "$engine" pull "$image" >&2 ||
-    fail "there is no image $image for $engine on $node" "neither its storage nor the registry has the image; see the message above" \
-      "build the image (runner build), or write the name of its registry"
+    fail "there is no image $image for $engine on $node" "its storage does not have it, and it could not be pulled; see the message above" \
+      "build it on that node, log in to its registry ($engine login), or write the name of the registry"
   image_env=$(mktemp)
   trap 'rm -f "$image_env"' EXIT
   "$engine" image inspect --format '{{range .Config.Env}}{{println .}}{{end}}' "$image" > "$image_env"
@@ -115,9 +115,9 @@ enter_squashfs() {
   absolute "$REPLY"
   image=$REPLY
   [[ -f $image ]] || fail "there is no image $image on $node" "the file does not exist, or this user cannot read its folder" \
-    "runner import; the image folder must be visible on every node"
+    "runner import NAME, into a folder that every node sees"
   command -v squashfuse > /dev/null || fail "squashfuse is missing on $node" "podman needs it to mount squashfs files" \
-    "apt-get install squashfuse"
+    "ask an admin to install squashfuse, or use another engine: --engine NAME"
   mount -t tmpfs -o mode=0755 tmpfs "$root"
   mkdir "$root/lower"
   # in the foreground, and killed when this script dies, so that it never outlives this task

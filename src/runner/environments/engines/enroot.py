@@ -34,7 +34,7 @@ def attach(environment: Environment, site: Site) -> Attachment:
     check_edf(environment, "enroot")
     if not environment.is_squashfs:
         why = f"`enroot start` runs squashfs files, not {environment.image!r}"
-        fix = "run `runner import`, and set `image` to the path of the squashfs file"
+        fix = f"run `runner import docker://{environment.image}`, and set `image` to the path that it prints"
         raise refuse(environment, "image", "enroot", why, fix)
     start = ["enroot", "start", "--conf", f"${{RUNNER_RUN}}/{SETTINGS_FILE}"]
     if environment.writable:

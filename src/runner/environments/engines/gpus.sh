@@ -228,7 +228,7 @@ add_gpus() {
     return 0
   }
   read_cdi || generate_cdi || read_ldconfig || {
-    warn "programs in the container cannot use the GPUs of $node" "no CDI file fits, there is no nvidia-ctk, and ldconfig lists no libcuda.so.1" \
+    warn "programs in the container cannot use the GPUs of $node" "no CDI file fits, nvidia-ctk is missing or fails, and ldconfig lists no libcuda.so.1" \
       "ask an admin to run: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
     show_devices
     return 0

@@ -13,11 +13,11 @@ from runner.site import Site
 def attach(environment: Environment, site: Site) -> Attachment:
     """The script, its configuration, and the words that start it."""
     if not environment.image:
-        fix = "set `image` to a squashfs file (`runner import`), or use --engine host, without a container"
+        fix = "set `image` to a squashfs file that `runner import` made, or use --engine host, without a container"
         raise refuse(environment, "image", "sandbox", "`image` is empty", fix)
     if not environment.is_squashfs:
         why = f"the sandbox runs only squashfs files, but {environment.image!r} is the name of an image in a registry"
-        fix = "run `runner import` and set `image` to the path of the squashfs file; or use --engine podman"
+        fix = f"run `runner import docker://{environment.image}`, and set `image` to the path that it prints"
         raise refuse(environment, "image", "sandbox", why, fix)
     for index, device in enumerate(environment.devices):
         if not device.startswith(("/dev/", "nvidia.com/gpu=")):

@@ -21,7 +21,7 @@ node=${SLURMD_NODENAME:-$(uname -n)}
 
 need() { # PROGRAM PACKAGE
   command -v "$1" > /dev/null || fail "$1 is missing on $node" "the engine 'sandbox' needs it" \
-    "apt-get install $2, or use another engine, such as podman"
+    "ask an admin to install $2, or use another engine: --engine podman"
 }
 
 check_image() {
@@ -30,9 +30,9 @@ check_image() {
   absolute "$REPLY"
   image=$REPLY
   [[ -f $image ]] || fail "there is no image $image on $node" "the file does not exist, or this user cannot read its folder" \
-    "runner import; the image folder must be visible on every node"
+    "runner import NAME, into a folder that every node sees"
   first=$(head -c 4 -- "$image")
-  [[ $first == hsqs ]] || fail "$image is not a squashfs image" "it does not begin as a squashfs file does" "import the image again: runner import --force"
+  [[ $first == hsqs ]] || fail "$image is not a squashfs image" "it does not begin as a squashfs file does" "import it again: runner import NAME --force"
 }
 
 # ---- first stage: on the host ---------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ first_stage() {
   ((me == 0)) && unshare --mount true 2> /dev/null || map=(--map-root-user)
   unshare "${map[@]}" --mount true 2> /dev/null ||
     fail "this user may not create namespaces on $node" "unshare ${map[*]} --mount is refused" \
-      "ask the admin to allow user namespaces (kernel.unprivileged_userns_clone, user.max_user_namespaces), or use podman"
+      "ask an admin to allow user namespaces (user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)"
   own_folder "$scratch/runner-sandbox-$me" # never removed, because another task may have mounts there
   user=$(id -un 2> /dev/null) || user=u$me # without a user name, id prints the number and fails
   group=$(id -gn 2> /dev/null) || group=g$(id -g)

@@ -78,7 +78,11 @@ def check(environment: Environment) -> None:
             if word in text and field != "image":
                 why = f"Sarus Suite does not accept {word} in a value: {text!r}"
                 raise refuse(
-                    environment, field, "sarus", why, "set this value in the job's `setup` instead"
+                    environment,
+                    field,
+                    "sarus",
+                    why,
+                    "export the variable in `task_prolog` of the job file",
                 )
 
 
@@ -95,7 +99,9 @@ def in_store(
         return environment, ()
     lost = images is None or read_record(images, reference) is None
     name = name_in(environment.image, images)
-    notes = (f"{name} is not in the store yet: runner build {name} --import",) if lost else ()
+    known = "it is not known here whether" if images is None else "runner has not put"
+    there = "is in Sarus Suite's store" if images is None else "into Sarus Suite's store"
+    notes = (f"{known} {name} {there} (to do it: runner import {name})",) if lost else ()
     return replace(environment, image=reference), notes
 
 

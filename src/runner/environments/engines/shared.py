@@ -118,7 +118,8 @@ def slashed(environment: Environment, engine: str) -> str:
         why = (
             f"{environment.image!r} contains a user name for the login, which only enroot supports"
         )
-        fix = f"log in ({engine} login …) and write the image as {image.with_slash}"
+        login = "apptainer registry login docker://" if engine == "apptainer" else "podman login "
+        fix = f"log in ({login}{image.registry}) and write the image as {image.with_slash}"
         raise refuse(environment, "image", engine, why, fix)
     return image.with_slash
 
@@ -417,7 +418,7 @@ def refuse_annotations(environment: Environment, engine: str) -> None:
     if wanted:
         first = f"annotations.{wanted[0]}"
         field = first if first in environment.origins else "annotations"
-        why = f"only the hooks of the Container Engine read annotations ({', '.join(wanted)})"
+        why = f"only the Container Engine and Sarus Suite read annotations ({', '.join(wanted)})"
         raise refuse(
             environment, field, engine, why, "use an EDF without [annotations] for this site"
         )

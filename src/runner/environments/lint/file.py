@@ -216,7 +216,7 @@ def read_all(path: Path) -> tuple[Document | None, list[Finding]]:
         text = path.read_bytes().decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = path.read_bytes()[: error.start].count(b"\n") + 1
-        fix = f"iconv -f LATIN1 -t UTF-8 {path} > NEW"
+        fix = f"`file {path}` may tell the encoding; for Latin-1: iconv -f LATIN1 -t UTF-8 {path} > NEW, then mv"
         return None, [
             finding("file-unreadable", "file", Place(path, line), "the text is not UTF-8", fix)
         ]
@@ -268,7 +268,7 @@ def _fault(message: str, line: int | None, lines: list[str], path: Path) -> Find
     if re.search(r"overwrite|[Dd]uplicate", message):
         return finding("key-twice", "file", place, f"a key is set a second time: {wrong}")
     if "Invalid value" in message:
-        advice = 'put text in quotes: key = "value"'
+        advice = 'write text in quotes (key = "value"), and true and false in lower case; close arrays with ]'
     elif "Unclosed array" in message:
         advice = "separate the elements of an array by commas; is a comma missing above this line?"
     elif "Illegal character '\\n'" in message:

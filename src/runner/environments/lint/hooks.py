@@ -84,7 +84,13 @@ def variant(subject: Subject) -> Iterator[Finding]:
         release = f" (NVIDIA's release {image.ngc[0]}.{image.ngc[1]:02})" if image.ngc else ""
         changes = (Set(("annotations", "com", "hooks", "aws_ofi_nccl", "variant"), fits[0]),)
         reason = f"the variant of aws_ofi_nccl is {value}, but the image {what}{release}"
-        yield subject.say("hook-variant", field, reason, f'variant = "{fits[0]}"', changes=changes)
+        yield subject.say(
+            "hook-variant",
+            field,
+            reason,
+            f'com.hooks.aws_ofi_nccl.variant = "{fits[0]}"',
+            changes=changes,
+        )
 
 
 def _fitting(subject: Subject) -> tuple[str, ...]:

@@ -58,7 +58,8 @@ def file(subject: Subject) -> Iterator[Finding]:
     if not path.exists():
         recipe = path.name.removesuffix(".sqsh")
         ours = "RUNNER_IMAGES" in names(subject.own.image)
-        fix = f"runner build {recipe} && runner import {recipe}" if ours else "correct the path"
+        fix = f"runner import {recipe}, or for an image of a registry: runner import docker://…"
+        fix = fix if ours else "correct the path"
         yield subject.say("image-missing", "image", f"{path} does not exist", fix)
     elif path.is_dir():
         yield subject.say(
@@ -79,7 +80,7 @@ def architecture(subject: Subject) -> Iterator[Finding]:
             "image-architecture",
             "image",
             reason,
-            f"runner build --platform linux/{site.architecture}",
+            f"import it on a machine with {site.architecture}, or build it with --platform linux/{site.architecture}",
         )
     elif image.rocm and not image.cuda and (site.gpu or "").startswith("NVIDIA"):
         reason = f"the image is for AMD's GPUs (ROCm), but the nodes of {site.name} have {site.gpu}"
@@ -126,7 +127,7 @@ def separator(subject: Subject) -> Iterator[Finding]:
         )
     if found.separator == "#" and not subject.setting.engine_facts.accepts_hash:
         image, changes = found.with_slash, (Set(("image",), found.with_slash),)
-        reason = f"{engine} does not accept `#` in the name of an image"
+        reason = f"{engine} itself does not accept `#` in the name of an image; only runner writes it as `/`"
         yield subject.say(
             "hash-after-registry", "image", reason, f"image = {image!r}", changes=changes
         )

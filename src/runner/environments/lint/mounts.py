@@ -164,7 +164,7 @@ def check_mounts(document: Document, engine: str) -> Iterator[Finding]:
             if "cannot read the variable" not in error.what:  # reported by the rule for references
                 accepted = syntax.accepts_relative_target and _relative_target_only(fields)
                 severity = "warning" if accepted else ""
-                reason, fix = f"{text!r}: {error.why}", f"write {error.fix}"
+                reason, fix = f"{text!r}: {error.why}", error.fix
                 yield finding("mount-syntax", field, place, reason, fix, severity=severity)
             continue
         if len(fields) == 1 and not syntax.needs_target:

@@ -338,7 +338,7 @@ def login_shell(batch: Batch) -> Iterator[Finding]:
     for line, environment in batch.environments:
         login = re.search(r"\b(ba)?sh\s+(-\w*l\w*|--login)(?!\S)", line.text)
         if login and not environment.env.get("PATH"):
-            reason = f"{login[0]!r} is a login shell: it runs /etc/profile, which replaces the image's PATH"
+            reason = f"{login[0]!r} is a login shell: it runs /etc/profile, which replaces the PATH of Debian images"
             yield batch.say("path-lost", line, "srun", reason)
 
 

@@ -133,7 +133,11 @@ def number_of_nodes(batch: Batch) -> Iterator[Finding]:
             if not re.search(r"num_machines|config_file|ACCELERATE_", text):
                 reason = "accelerate does not know of the other nodes, so each node trains alone"
                 yield batch.say(
-                    "nnodes-missing", step.line, "srun", reason, "add --num_machines=$SLURM_NNODES"
+                    "nnodes-missing",
+                    step.line,
+                    "srun",
+                    reason,
+                    "add --num_machines, --machine_rank, --main_process_ip and --main_process_port",
                 )
         elif TORCHRUN.search(step.text) and not re.search(r"--nnodes|PET_NNODES", text):
             reason = "torchrun without --nnodes expects one node, so each node trains alone"

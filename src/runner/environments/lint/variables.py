@@ -136,7 +136,7 @@ def path_replaced(subject: Subject) -> Iterator[Finding]:
             continue  # a complete PATH
         if name == "LD_LIBRARY_PATH" and (not value or not subject.image.nvidia):
             continue
-        reason = f"env.{name} replaces the image's value, so programs in the image may not be found"
+        reason = f"env.{name} replaces the image's value, so programs or libraries of the image may not be found"
         changes = (Set(("env", name), f"{value}:${{{name}}}"),) if value else ()
         yield subject.say(
             "path-replaced",
@@ -154,7 +154,7 @@ def gpus_hidden(subject: Subject) -> Iterator[Finding]:
         env.get("NVIDIA_VISIBLE_DEVICES") in {"", "void", "none"}
         and subject.setting.site.gpus_per_node
     ):
-        reason = "the container has no GPU if NVIDIA_VISIBLE_DEVICES is empty or void"
+        reason = "the container has no GPU if NVIDIA_VISIBLE_DEVICES is empty, void or none"
         yield subject.say(
             "gpus-hidden", "env.NVIDIA_VISIBLE_DEVICES", reason, 'NVIDIA_VISIBLE_DEVICES = "all"'
         )
@@ -176,7 +176,7 @@ def nccl_over_tcp(subject: Subject) -> Iterator[Finding]:
             yield subject.say(
                 "nccl-over-tcp",
                 f"env.{name}",
-                f"{name} = {value} makes NCCL use TCP",
+                f"{name} = {value} can make NCCL use TCP",
                 f"remove {name}",
             )
     gpus, image = subject.setting.site.gpus_per_node, subject.image
@@ -189,7 +189,7 @@ def nccl_over_tcp(subject: Subject) -> Iterator[Finding]:
     shows_nccl = image.nccl or any(subject.own.env.get(name) for name in _NCCL_NETWORK)
     if hook != "true" and (shows_nccl or hook == "false"):
         field = "annotations.com.hooks.aws_ofi_nccl.enabled"
-        reason = "the aws_ofi_nccl hook is off: NCCL uses TCP between nodes"
+        reason = "the aws_ofi_nccl hook is off: NCCL uses TCP between nodes, unless the image has its own plugin"
         fix = 'if jobs use more than one node, set com.hooks.aws_ofi_nccl.enabled = "true" and its variant'
         yield subject.say("nccl-over-tcp", field, reason, fix)
 

@@ -114,9 +114,10 @@ def dry_run(
             folder,
             *debian_steps(made, context.engine, context.platform, base.reference, archive),
         )
-        report.warn(
-            f"the script below builds a Debian base, but `runner build` would first try to pull {recipe.bases[0]}"
-        )
+        if made is not recipe.bases[0]:
+            report.warn(
+                f"the script below builds a Debian base, but `runner build` would first try to pull {recipe.bases[0]}"
+            )
     settings = offered_settings(context.engine, base, environ)
     clean = {name: host_settings.without_credentials(text) for name, text in settings.files.items()}
     if clean != dict(settings.files):
@@ -276,7 +277,7 @@ def check_runnable(platform: str) -> None:
         raise RunnerError(
             f"cannot build for {platform} on this machine",
             f"its processor is {probe.architecture()}, and no emulator ({handler}) is registered",
-            f"build on a machine whose processor is {architecture}, or install qemu-user-static and binfmt-support",
+            f"build on a machine whose processor is {architecture}, or ask an admin to install qemu-user-static",
         )
 
 
@@ -366,7 +367,7 @@ def _carry_out(
                 f"the build of {recipe.name!r} failed{at}",
                 "\n".join(progress.last_lines)
                 or f"the engine ended with exit code {code} and printed nothing",
-                f"read the log {context.log}, correct the Containerfile, and build again (finished steps are cached)",
+                f"read the log {context.log}, correct the cause, and build again (finished steps are cached)",
             )
 
 

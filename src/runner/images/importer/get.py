@@ -120,7 +120,7 @@ class Getter:
                 trouble.append(f"{store.folder}: {error.why}")
                 self.report.warn(trouble[-1])
         why = "\n".join(trouble) or "none of the configured folders can be used"
-        fix = "follow the advice above, or set `folders` in importer.toml"
+        fix = "correct what the messages name, or set `folders` in ~/.config/runner/importer.toml to other folders"
         raise RunnerError(f"no folder can take {wanted.name}", why, fix)
 
     def release(self) -> None:
@@ -143,7 +143,9 @@ class Getter:
             raise RunnerError(
                 "cannot fill a shared folder",
                 "\n".join((why, *refused)),
-                f"set shared to your folder, and shared_owner = {os.geteuid()}",
+                "correct what the message says about the folder"
+                if refused
+                else f"set shared to your folder, and shared_owner = {os.geteuid()}, in {SYSTEM}",
             )
         with files.explained(f"read {listing}"):
             lines = [line.strip() for line in listing.read_text().splitlines()]
@@ -285,7 +287,7 @@ class Getter:
                 raise RunnerError(
                     f"the importer does not accept {reference}",
                     f"it takes images only from {', '.join(allowed) or 'no registry'}",
-                    f"use an image from there, or ask for the registry to be added to `registries` in {SYSTEM}",
+                    f"use an image from there, or add it to `registries` in ~/.config/runner/importer.toml or {SYSTEM}",
                 )
         mirror = self.settings.mirrors.get(reference.registry)
         mirrored = mirror and registry_reference(

@@ -71,7 +71,7 @@ def write_trace(target: Path, log: Path) -> int:
         raise RunnerError(
             f"cannot write {target}: nothing recorded what the command reads",
             why,
-            "leave out --engine, and install squashfuse on this machine",
+            "leave out --engine; the machine that runs the command needs squashfuse and /dev/fuse",
         )
     ranges = {
         path: b",".join(b"%d-%d" % place for place in _joined(places, _GAP))

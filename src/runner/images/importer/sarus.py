@@ -79,7 +79,9 @@ def _planned(request: ImportRequest, report: Report) -> tuple[_Change, Image | N
         if source.user:
             why = f"{source} names a user for the login, which only enroot supports"
             raise RunnerError(
-                "sarusctl cannot log in as that user", why, f"podman login {source.registry}"
+                "sarusctl cannot log in as that user",
+                why,
+                f"podman login {source.registry}, and leave out {source.user}@",
             )
         return _Change(
             source, "pull", source.reference, podman_environment(request.environ)[0]

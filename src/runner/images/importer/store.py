@@ -64,7 +64,12 @@ class Store:
                 status.st_mode & stat.S_ISVTX and status.st_uid == 0
             ):
                 who = "its group" if not status.st_mode & 0o002 else "all users"
-                return f"{who} may write to {step} (to change that: chmod go-w {step})"
+                by = (
+                    "to change that"
+                    if status.st_uid == self.owner
+                    else "only an administrator can change that"
+                )
+                return f"{who} may write to {step} ({by}: chmod go-w {step})"
         return ""
 
     def is_fault(self, error: RunnerError) -> bool:

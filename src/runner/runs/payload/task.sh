@@ -103,7 +103,7 @@ command -v python >/dev/null || runner_python=python3
 if [ -n "${RUNNER_PREFLIGHT:-}" ] && [ ! -e "$runner_attempt/no-preflight" ] && command -v "$runner_python" >/dev/null; then
     once preflight "$runner_python" "$RUNNER_RUN/payload/preflight.py" "$runner_attempt" "$runner_node"
     [ "$runner_code" = 0 ] || stop "the preflight ended with exit code $runner_code on node $runner_node" \
-        "on a faulty node, the job would fail later or be slow" \
+        "with this fault, the job would fail later or be slow" \
         "read its messages in job.log or $runner_done.log; to start without the check: --no-preflight" "$runner_code"
 fi
 
@@ -154,7 +154,7 @@ torchrun | accelerate)
         "$runner_python" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)' 2>/dev/null ||
         stop "the launcher $runner_launcher needs torch in this Python" \
             "$(command -v "$runner_python") does not have it" \
-            "install torch there or use another image; --launcher none runs one process without torch" 1
+            "install torch there or use another image; --launcher none runs the program once per node, without torch" 1
     ;;
 esac
 case $runner_kind:$1 in command:-m) runner_kind=python ;; esac # `-m MODULE`: Python and the launchers know it

@@ -272,7 +272,7 @@ def _proxy_manager(proxy: str, options: dict[str, Any]) -> PoolManager:
             raise RunnerError(
                 f"cannot use the proxy {host_of(proxy)}",
                 "a SOCKS proxy needs the Python package PySocks",
-                "pip install PySocks",
+                "install PySocks beside runner: uv tool install --with PySocks …, or pip install PySocks",
             ) from error
         return SOCKSProxyManager(proxy, **options)
     user = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else None
@@ -380,7 +380,7 @@ class Tries:
         what = f"cannot fetch {self._what} from {self._registry}"
         if trouble.status == 429 and self._registry == "docker.io":
             why = f"Docker Hub's pull limit has been reached for this address or account: {trouble.why}"
-            fix = "log in (runner import docker://USER@IMAGE, or podman login docker.io), or wait a few hours"
+            fix = "log in (podman login docker.io), or wait a few hours"
             return RunnerError(what, why, fix)
         if trouble.status == 429:
             why = f"the registry is rate-limiting requests: {trouble.why}"
