@@ -1,6 +1,5 @@
 """What lies beside the batch script works with bash and coreutils on the host, and with /bin/sh alone inside."""
 
-import json
 import os
 import signal
 import socket
@@ -18,7 +17,7 @@ from runner.environments.environment import Attachment
 from runner.runs import lock
 from runner.runs.image import LaunchImage
 from runner.runs.job import Job, Resources
-from runner.runs.run import CANCELLED, PREPARING, SUBMITTED, Run, load, save
+from runner.runs.run import SUBMITTED, Run, load, save
 from tests.runs.scripts import BARE, command_job, run_locally, shell_job, write_run
 from tests.waiting import until
 
@@ -53,32 +52,20 @@ def test_runs_share_the_cache_beside_them(run: Path) -> None:
     assert (run.parent / ".cache").is_dir()
 
 
-def test_the_record_of_a_run_has_how_each_attempt_was_followed(run: Path) -> None:
-    """As the files `next` have it; all else stays as runner wrote it."""
+def test_how_an_attempt_was_followed_is_read_from_its_folder(run: Path) -> None:
+    """The batch script never changes the record of the run."""
     record = Run("x-1", run, "x", "local", "slurm", "2026-11-23", state=SUBMITTED, command_line=("launch", "ü\n"))
     save(record)
-    for number in range(1, 12):
-        (run / f"attempts/{number}").mkdir(parents=True)
-        sentence = f'task {number}: "a\\b" \t\xff'.encode("latin-1")
-        (run / f"attempts/{number}/next").write_bytes(b"requeue\n" + sentence + b"\n")
-    (run / "run.json").chmod(0o640)
-    on_host(run, 'RUNNER_ATTEMPT=attempts/12; mkdir $RUNNER_ATTEMPT; announce in_place "rank lost" a,b', {})
-    assert (run / "run.json").stat().st_mode & 0o777 == 0o640
-    assert (run / "attempts/12/next").read_text() == "in_place\nrank lost\na,b\n" and load(run) == record
-    rungs = [[number, "requeue", f'task {number}: "a\\b" ??'] for number in range(1, 12)] + [
-        [12, "in_place", "rank lost"]
-    ]
-    for _ in range(2):
-        assert json.loads((run / "run.json").read_text())["rungs"] == rungs
-        on_host(run, "record_rungs", {})
-    save(replace(load(run), state=CANCELLED))
-    on_host(run, "rm attempts/*/next; record_rungs", {})
-    assert json.loads((run / "run.json").read_text())["rungs"] == [] and load(run).state == CANCELLED
-    save(replace(record, state=PREPARING))
     before = (run / "run.json").read_text()
-    on_host(run, "RUNNER_ATTEMPT=attempts/12; announce in_place x a", {})
-    assert (run / "run.json").read_text() == before, "runner is about to write it"
-    assert not (run / ".run.json.partial").exists()
+    on_host(
+        run,
+        'for n in 1 2; do RUNNER_ATTEMPT=attempts/$n; mkdir -p $RUNNER_ATTEMPT; announce requeue "lost: $n"; done',
+        {},
+    )
+    on_host(run, 'RUNNER_ATTEMPT=attempts/3; mkdir $RUNNER_ATTEMPT; announce in_place "rank lost" a,b', {})
+    assert (run / "attempts/3/next").read_text() == "in_place\nrank lost\na,b\n"
+    assert (run / "run.json").read_text() == before and load(run) == record
+    assert load(run).rungs == ((1, "requeue", "lost: 1"), (2, "requeue", "lost: 2"), (3, "in_place", "rank lost"))
 
 
 def test_the_user_says_where_the_cache_is(run: Path, tmp_path: Path) -> None:

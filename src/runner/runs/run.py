@@ -169,10 +169,7 @@ class Dependencies(NamedTuple):
 
 def save(run: Run) -> None:
     """Write RUN/run.json."""
-    # first: the batch script, too, writes this line there (record_rungs in payload/in_place.sh)
-    record = {"rungs": run.rungs} | {
-        key: value for key, value in asdict(run).items() if key in _WRITTEN
-    }
+    record = {key: value for key, value in asdict(run).items() if key in _WRITTEN}
     # ASCII, because a command line may contain bytes that are not valid UTF-8, which only JSON's escapes can represent
     path, text = run.folder / RECORD, json.dumps(record, indent=2) + "\n"
     # the user's words (command line, tags) are checked once; later writes only change what Slurm reported

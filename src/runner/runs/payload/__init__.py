@@ -14,13 +14,21 @@ from runner.project import shipped_folder
 FOLDER = "payload"
 
 
-_OF_TASKS = ("after.sh", "inside.sh", "processes.sh", "save.sh", "task.sh", "usage.sh")
+_OF_RENDERED = (
+    "after.sh",
+    "inside.sh",
+    "processes.sh",
+    "save.sh",
+    "step.sh",
+    "task.sh",
+    "usage.sh",
+)
 
 
 def files(*, own_script: bool = False) -> Mapping[str, str]:
     """Path relative to the run folder -> text, for all files that job.sbatch, or a user's own batch script, needs."""
     here = Path(__file__).resolve().parent
-    unused = _OF_TASKS if own_script else ("batch.sh",)
+    unused = _OF_RENDERED if own_script else ("batch.sh",)
     found = [
         path
         for path in here.iterdir()

@@ -28,7 +28,10 @@
 . payload/watch.sh
 # shellcheck source=/dev/null
 . payload/trainer.sh
-say() { printf 'job.sbatch: %s\n' "$*" >&2; }
+# shellcheck source=/dev/null
+[ ! -e payload/step.sh ] || . payload/step.sh # for a user's own batch script: payload/batch.sh
+speaker=job.sbatch
+say() { printf '%s: %s\n' "$speaker" "$*" >&2; }
 
 # sbatch passes the variables of the submitting shell to the job, and Slurm overrides only those that apply to this job. If
 # you submit from within another job, the remaining SLURM_* variables describe that other job. Unset them.

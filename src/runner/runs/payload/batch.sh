@@ -133,7 +133,8 @@ exec 2>"$starts"
 trap 'cat "$starts" >&4; rm -f "$starts"' EXIT # if another attempt runs already, for example
 # shellcheck source=/dev/null
 . payload/attempt.sh
-say() { printf 'runner: %s\n' "$*" >&2; }
+# shellcheck disable=SC2034 # attempt.sh
+speaker=runner
 all_tasks_finished() { :; } # the exit code of the script tells
 # shellcheck disable=SC2034 # in_place.sh
 program='the script' stays_by_default=

@@ -9,7 +9,8 @@ cd "$RUNNER_RUN" || exit
 exec 3>&1 >>job.log 2>&1
 # shellcheck source=/dev/null
 . payload/attempt.sh
-say() { printf 'guard: %s\n' "$*" >&2; }
+# shellcheck disable=SC2034 # attempt.sh
+speaker=guard
 RUNNER_JOB=$1 first=$2
 shift 2
 restarts "$@"

@@ -8,8 +8,6 @@
 fault=    # what has failed, in words
 obstacle= # why the next attempt cannot start in place
 next_nodes=
-program='the step'
-stays_by_default=yes # not if the step is a user's own batch script, which runs again from its beginning
 declare -A at_start=() # the exported variables when this script started
 
 for name in $(compgen -e); do
@@ -41,35 +39,6 @@ stay() {
 check_marked() {
     local mark
     for mark in "$RUNNER_ATTEMPT"/busy-node-*; do [ ! -e "$mark" ] || check_nodes "$(marked_node "$mark")"; done
-}
-
-# Succeed unless Slurm's signal before the time limit has arrived: it does not come again.
-may_go_on() { [ ! -e "$RUNNER_SAVE_AND_EXIT" ] || { obstacle="the program was asked to save and exit" && return 1; }; }
-
-# find_nodes CAUSE: end what is left of the step, and set `next_nodes` to the nodes of the next attempt. If too few are healthy,
-# set `obstacle`, and fail.
-find_nodes() {
-    local mark name present
-    end_ranks
-    mkdir -p "$RUNNER_ATTEMPT/fit"
-    for mark in "$RUNNER_ATTEMPT"/bad-node-*; do
-        name=$(marked_node "$mark")
-        [ -z "$name" ] || head -n 1 "$mark" >"$RUNNER_ATTEMPT/fit/$name"
-    done
-    for name in $(lost_nodes); do echo "Slurm lost it" >"$RUNNER_ATTEMPT/fit/$name"; done
-    [ "$1" != hang ] || [ -e "$RUNNER_ATTEMPT/suspects" ] || ranks_without_stack >"$RUNNER_ATTEMPT/suspects"
-    present=$(present_nodes)
-    note_time check
-    check_nodes "$present"
-    note_time check_end
-    for mark in "$RUNNER_ATTEMPT"/busy-node-*; do # checked all the same: if the check fails, other runs avoid the node too
-        name=$(marked_node "$mark")
-        [ "$(cat "$RUNNER_ATTEMPT/fit/${name:-none}" 2>/dev/null)" != fit ] || head -n 1 "$mark" >"$RUNNER_ATTEMPT/fit/$name"
-    done
-    next_nodes=$(choose_nodes "$present") || { obstacle=$next_nodes && return 1; }
-    if [ "$1:$(compared)" = "node_failure:on the same nodes" ]; then
-        obstacle="no node is known to be at fault" && return 1
-    fi
 }
 
 # Print how the nodes of the next attempt differ from those of this one.
@@ -134,31 +103,6 @@ skip_preflight() {
 announce() {
     say "$2"
     write_line "$RUNNER_ATTEMPT/next" "$1"$'\n'"$2${3:+$'\n'$3}"
-    record_rungs
-}
-
-# Write the first two lines of each attempts/N/next to run.json, as `rungs`. Not while runner still submits the job: it writes
-# the file too.
-record_rungs() {
-    local number last files=()
-    last=$(newest_attempt)
-    for ((number = 1; number <= last; number++)); do [ ! -e "attempts/$number/next" ] || files+=("attempts/$number/next"); done
-    LC_ALL=C awk '
-        FILENAME != "run.json" && FNR == 1 { split(FILENAME, path, "/"); rung = $0 }
-        FILENAME != "run.json" && FNR == 2 {
-            gsub(/[^ -~]/, "?")
-            gsub(/["\\]/, "\\\\&")
-            rungs = rungs (rungs ? ", " : "") "[" path[2] ", \"" rung "\", \"" $0 "\"]"
-        }
-        FILENAME != "run.json" { next }
-        FNR == 1 { print; print "  \"rungs\": [" rungs "],"; next }
-        /^  "rungs": / { old = !/\],$/; next } # in one line, or until the line with its bracket
-        old { old = !/^  \],$/; next }
-        /^  "state": "preparing"/ { exit 1 }
-        { print }' "${files[@]}" run.json >.run.json.partial 2>/dev/null &&
-        [ "$(tail -n 1 .run.json.partial)" = "}" ] && chmod --reference=run.json .run.json.partial &&
-        mv .run.json.partial run.json && return
-    rm -f .run.json.partial
 }
 
 # nodes_in_place NUMBER: print the nodes that were chosen for attempt NUMBER. Fails unless it starts in the allocation of the
@@ -279,15 +223,6 @@ save_seconds() {
     local seconds
     seconds=$(sed -n 's/^#SBATCH --signal[= ].*@\([0-9][0-9]*\).*/\1/p' job.sbatch script/* 2>/dev/null | tail -n 1)
     printf '%s' "${seconds:-0}"
-}
-
-# Run this script again, in the same process: same job, same output, same node. Returns only if that fails.
-again() {
-    environment_at_start
-    export SLURM_OVERLAP=1 # on a node that does not answer, Slurm still counts the old step
-    shopt -s execfail
-    trap - EXIT TERM USR2
-    exec bash "$0" again
 }
 
 # Give every exported variable the value that it had when this script started: secrets must not reach a later sbatch.

@@ -16,7 +16,8 @@ declare -A limit=() # cause -> number of restarts that [restart] allows; also by
 ending=             # set once Slurm has sent TERM to this script
 decided=            # the cause of this attempt's end, once known
 declare -A causes=() # attempt -> cause, in case the disk was too full to write the file
-log_bytes=0         # size of job.log when this attempt began
+# shellcheck disable=SC2034 # step.sh
+log_bytes=0 # size of job.log when this attempt began
 
 # restarts NAME=VALUE…: set the limits. by=requeue: requeue the job; by=submit: submit a new job; by=chain: the next job of the
 # chain is already submitted; by=local: start job.sbatch again, without a scheduler. in_place=true, in_place=false: whether the
@@ -217,14 +218,6 @@ cause_of_killed() {
     esac
 }
 
-# Print what was appended to job.log since this attempt began, at most the last 100 kB.
-log_of_attempt() {
-    local size from
-    size=$(stat -c %s job.log 2>/dev/null || echo 0)
-    from=$((size > log_bytes + 100000 ? size - 100000 : log_bytes))
-    tail -c "+$((from + 1))" job.log 2>/dev/null | tr -d '\0'
-}
-
 # messages_of_slurm TEXT JOB NODES: print the lines in which Slurm reports the end of this job or the loss of one of its nodes.
 # Ignore messages about other jobs and nodes, which the program may have printed. Such a line may start with the remains of a
 # progress bar.
@@ -342,13 +335,6 @@ came_again() {
     done
     before=$(sed 's/[0-9][0-9]*/0/g' "attempts/$number/error" 2>/dev/null)
     [ "$before" = "$(sed 's/[0-9][0-9]*/0/g' "attempts/$1/error")" ]
-}
-
-# Succeed if every task of the step recorded that it ended with exit code 0.
-all_tasks_finished() {
-    local nodes tasks
-    nodes=$(task_variable RUNNER_NODES) tasks=$(task_variable RUNNER_TASKS_PER_NODE)
-    [ "$(compgen -G "$RUNNER_ATTEMPT/finished/*" | wc -l)" = $((${nodes:-1} * ${tasks:-1})) ]
 }
 
 # Succeed if the program was asked to save, and left before its last step. Trainers exit with 0 then. The last step is in

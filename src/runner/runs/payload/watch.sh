@@ -164,24 +164,3 @@ hung() {
 # subshell, whose own process number differs from $$.
 signal_descendants() { bash -c '. payload/signals.sh; tell "$@"' tell "$1" "$2"; }
 
-# end_step PID REASON: end the step with TERM, then with KILL if it is still running after 10 s. If the next attempt may start
-# in the same allocation, use KILL at once. When PID has ended, the batch script continues, even if the step itself has not.
-end_step() {
-    local step
-    say "$2: ending the step"
-    if keeps_allocation; then
-        kill -KILL "$1" # a second process of srun then kills the tasks
-        return
-    fi
-    if [ -n "${SLURM_JOB_ID:-}" ]; then
-        for step in $(steps); do scancel "$step"; done
-    else
-        signal_descendants TERM "$1"
-    fi
-    for step in 1 2 3 4 5 6 7 8 9 10; do
-        pause 1
-        kill -0 "$1" 2>/dev/null || return
-    done
-    [ -n "${SLURM_JOB_ID:-}" ] || signal_descendants KILL "$1"
-    kill -KILL "$1" 2>/dev/null
-}
