@@ -123,3 +123,11 @@ def test_a_command_from_below_the_top_is_told_where_it_starts(project: Project) 
 def test_a_word_of_any_length_is_just_a_word(tmp_path: Path, shipped: Path) -> None:
     project = Project(None, shipped, tmp_path)
     assert program_of_command(("echo", "x" * 100_000, "\udcff"), project).main is None
+
+
+@pytest.mark.parametrize("word", ["train.sbatch", "./train.sbatch"])
+def test_a_batch_script_given_as_a_script_is_told_how_to_launch_it(project: Project, word: str) -> None:
+    make(project.start, "train.sbatch")
+    with pytest.raises(RunnerError, match="as a script") as caught:
+        find_script(word, project)
+    assert caught.value.fix.startswith(f"runner launch {word} if it is a batch script")

@@ -46,22 +46,28 @@ def find_script(word: str, project: Project) -> Path:
                     "script", word, [each.name for each in beside if each.suffix in SUFFIXES]
                 )
             if path.suffix not in SUFFIXES:
-                raise RunnerError(
-                    f"cannot launch {word!r} as a script",
-                    "the name of a script must end in .py or .sh",
-                    f"runner launch {word} if it is a batch script, or else runner launch -- COMMAND {word}",
-                )
+                raise _no_script(word)
             return path
     for root in project.roots:
         for suffix in ("",) if name.endswith(SUFFIXES) else SUFFIXES:
             path = root / "jobs" / (name + suffix)
             if path.is_file():
                 return path
+    if (project.start / word).is_file():
+        raise _no_script(word)
     raise unknown(
         "script",
         word,
         script_names(project),
         "give a name in jobs/, or the path of a .py or .sh file",
+    )
+
+
+def _no_script(word: str) -> RunnerError:
+    return RunnerError(
+        f"cannot launch {word!r} as a script",
+        "the name of a script must end in .py or .sh",
+        f"runner launch {word} if it is a batch script, or else runner launch -- COMMAND {word}",
     )
 
 
