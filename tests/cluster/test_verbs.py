@@ -128,7 +128,7 @@ def test_above_the_budget_create_needs_a_confirmation(pcluster: Cloud) -> None:
 FAILURES = {
     '{"message": "Unable to locate credentials"}': "there are no valid credentials",
     '{"message": "Bad Request: Cluster c already exists."}': "something with that name exists already",
-    '{"message": "You have requested more vCPU capacity than your current limit"}': "quota is too small",
+    '{"message": "You have requested more vCPU capacity than your current limit"}': "a limit of the account is reached",
     '{"message": "An error occurred (UnauthorizedOperation)"}': "these credentials may not do that",
     '{"message": "Invalid cluster configuration.", "configurationValidationErrors": []}': "refuses the configuration",
     '{"message": "something new"}': "something new",
@@ -158,7 +158,10 @@ def test_a_rollback_is_explained_with_the_events_of_the_stack(pcluster: Cloud) -
 @pytest.mark.parametrize(
     ("text", "meaning"),
     [
-        ("Error: Quota 'NVIDIA_L4_GPUS' exceeded. Limit: 0.0 in region us-central1.", "quota is too small"),
+        (
+            "Error: Quota 'NVIDIA_L4_GPUS' exceeded. Limit: 0.0 in region us-central1.",
+            "a limit of the account is reached",
+        ),
         ("Error: ZONE_RESOURCE_POOL_EXHAUSTED", "no free machines of this type"),
         ("ghpc_version has changed from A to B", "another version of the toolkit"),
         ("google: could not find default credentials", "there are no valid credentials"),

@@ -76,7 +76,7 @@ def test_where_the_scheduler_does_not_answer_nothing_of_its_runs_goes(local: Run
     assert local("gc", "--runs", "--older", "1d", "--dry-run").stdout.split() == [str(folder)]
     write(folder, {"run.json": json.dumps({**record, "scheduler": "slurm", "job_ids": ["17"]})})
     shown = local("gc", "--runs", "--older", "1d", extra_environ={"PATH": "/nonexistent"})
-    assert shown.stdout == "" and folder.is_dir() and "squeue cannot be run" in shown.stderr
+    assert shown.stdout == "" and folder.is_dir() and "squeue does not answer" in shown.stderr
 
 
 def test_an_attempt_without_an_exit_code_stays_for_a_day(local: Runner) -> None:

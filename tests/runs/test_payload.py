@@ -330,7 +330,7 @@ def test_a_launcher_without_torch_says_what_to_do(tmp_path: Path, launcher: str)
     done = run_locally(write_run(tmp_path / "run", command_job("x", launcher=launcher)), extra_environ=environ)
     assert (done.returncode, done.stdout) == (1, "")
     assert f"the launcher {launcher} needs torch in this Python" in done.stderr
-    assert "--launcher none runs one process" in done.stderr
+    assert "--launcher none runs the program once per node" in done.stderr
 
 
 def test_setup_runs_once_and_first(tmp_path: Path) -> None:

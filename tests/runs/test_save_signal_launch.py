@@ -28,7 +28,7 @@ def launched(folder: Path, text: str, *arguments: str, site: object = SLURM, **s
 
 
 def warning(job: Job) -> str:
-    return next((note for note in job.notes if "will not save" in note), "")
+    return next((note for note in job.notes if "may not save" in note), "")
 
 
 @pytest.mark.parametrize(
