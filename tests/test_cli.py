@@ -163,3 +163,19 @@ def test_ctrl_c_is_130_also_when_cleaning_up_fails(
     assert cli.run(("launch",)) == 130
     printed = capsys.readouterr().err
     assert ("cannot cancel job 7" if isinstance(error, RunnerError) else "stopped by Ctrl-C") in printed
+
+
+def test_ctrl_c_is_130_also_while_a_class_is_created() -> None:
+    """Python makes dataclasses from text, and at its end kills itself with a SIGINT that came meanwhile."""
+    code = """
+import sys
+from runner import __main__, cli
+def run(argv):
+    try:
+        exec("raise KeyboardInterrupt")
+    except KeyboardInterrupt:
+        return 130
+cli.run = run
+sys.exit(__main__.main())
+"""
+    assert subprocess.run((sys.executable, "-c", code), check=False).returncode == 130

@@ -98,7 +98,7 @@ def test_init_site_writes_a_file_that_is_used_and_is_never_overwritten(tmp_path)
 
 def test_init_site_asks_for_an_account_where_one_is_needed(tmp_path):
     done = runner(tmp_path, "init", "--site", "alps-clariden", "--dry-run")
-    assert "alps-clariden requires an account" in done.stderr and "# account = …" in done.stdout
+    assert "no account is set" in done.stderr and "# account = …" in done.stdout
     assert not (tmp_path / "home").exists()
 
 

@@ -115,7 +115,7 @@ def test_every_key_of_any_document_is_found(data):
         ("a = 1\nb = yes\n", 2, "quotes"),
         ("[t]\na.b = 1\n\n[t.a]\nc = 1\n", 4, "only once"),
         ("[t]\n[t]\n", 2, "only once"),
-        ("a = 1\na = 2\n", 2, "only once"),
+        ("a = 1\na = 2\n", 2, "a key is set twice"),
     ],
 )
 def test_a_syntax_error_names_its_line_and_a_way_out(text, line, word):

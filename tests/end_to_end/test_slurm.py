@@ -299,7 +299,7 @@ def test_the_last_lines_of_a_task_that_fails_are_in_the_log_in_their_order(clust
     sruns = [
         int(path.parent.name)
         for path in Path("/proc").glob("[0-9]*/cmdline")
-        if (line := path.read_bytes()).startswith(b"srun\0") and str(folder).encode() in line
+        if (line := path.read_bytes()).partition(b"\0")[0].endswith(b"srun") and str(folder).encode() in line
     ]
     assert sruns
     for pid in sruns:

@@ -185,7 +185,7 @@ IMAGE = 'image = "/a.sqsh"\n'
 ANNOTATED = IMAGE + '[annotations]\ncom.hooks.cxi.enabled = "true"\n'
 REFUSED = [
     # engine, EDF, the field that is named, a word of the reason
-    ("ce", IMAGE + 'devices = ["x"]\n', "devices", "only Sarus Suite"),
+    ("ce", IMAGE + 'devices = ["x"]\n', "devices", "does not read `devices`"),
     ("ce", 'image = "a.sqsh"\n', "image", "registry"),
     ("ce", IMAGE + 'mounts = ["${A:-/x}:/y", "/a\\n:/b"]\n', "mounts.1", "newline"),
     ("ce", IMAGE + "[env]\nA = 'x $${ y'\n", "env.A", "without a closing brace"),

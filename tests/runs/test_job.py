@@ -187,7 +187,7 @@ def test_faults_name_line_and_key(write: Callable[[str], Path], text: str, line:
         ({"name": "%j"}, "the run folder gets this name"),
         ({"env": {"1A": "x"}}, "begin with a digit"),
         ({"env": {"RANK": "0"}}, "for each task"),
-        ({"env": {"RUNNER_RUN": "/x"}}, "for each task"),
+        ({"env": {"RUNNER_RUN": "/x"}}, "belong to runner"),
         ({"env": {"IFS": ":"}}, "shells reserve that name"),
         ({"env": {"A": "a\0b"}}, "NUL"),
         ({"env": {"A": "x" * 131_070}}, "name and value together"),

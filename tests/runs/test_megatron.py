@@ -99,7 +99,7 @@ def test_the_reason_for_the_sizes_is_shown() -> None:
     found = planned("--size", "18.4B", *MOCK, report=report).job.arguments
     text = "\n".join(report.lines)
     assert "tensor parallel 8, pipeline parallel 1, context parallel 1: the smallest sizes" in text
-    assert "because site aws-parallelcluster does not set `gpu` (estimate: " in text
+    assert "because site aws-parallelcluster does not set `gpu`" in text
     assert "--sequence-parallel" in found
     larger = Quiet()
     assert argument_values(

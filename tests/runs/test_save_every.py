@@ -126,4 +126,4 @@ def test_the_dry_run_shows_how_long_a_save_of_the_last_run_of_the_job_took(tmp_p
         (run / "metrics.jsonl").write_text(entry)
     job = resolve.with_save_every(auto(nodes=500), OWN, SLURM, tmp_path)
     source = job.origins["save_every"].source
-    assert source.startswith("a save of test-0002 took 2.1 s; a failure every 12.0 h (")
+    assert source.startswith("the training waited 2.1 s for a save of test-0002; a failure every 12.0 h (")

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from runner.machine import sessions
 from runner.runs import status
-from runner.runs.run import SUBMITTED, Run
+from runner.runs.open import _can_be_opened
+from runner.runs.run import CANCELLED, SUBMITTED, Run
 from runner.runs.status import RunStatus
 
 
@@ -58,3 +59,12 @@ def test_runs_that_start_later_are_watched_too(tmp_path: Path) -> None:
     identity = sessions.identity(child.pid)
     status.watch(runs, lambda found: shown.append([each.run.name for each in found]), sleep)
     assert shown == [["a-1"], ["a-1", "a-2"], ["a-1", "a-2", "a-2"]]
+
+
+def test_a_run_that_is_about_to_end_is_not_opened(tmp_path: Path) -> None:
+    """`runner open` starts a new one, also right after `runner cancel`."""
+    run = Run("jupyter-0001", tmp_path, "jupyter", "x", "slurm", "2026-11-23", state=SUBMITTED)
+    cancelled = replace(run, state=CANCELLED)
+    assert _can_be_opened(RunStatus(run, "RUNNING")) and _can_be_opened(RunStatus(run, "PENDING"))
+    for found in (RunStatus(run, "COMPLETING"), RunStatus(cancelled, "RUNNING"), RunStatus(run, "COMPLETED")):
+        assert not _can_be_opened(found)

@@ -3,6 +3,7 @@
 import getpass
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -320,11 +321,12 @@ def edf_lookup(environ: Mapping[str, str]) -> Diagnosis:
             f"{text}; {why}",
             "set EDF_PATH to absolute folders, separated by `:`",
         )
-    names = sorted(
-        path.name for folder in folders if folder.is_dir() for path in folder.glob("*.toml")
-    )
-    twice = [name for name in names if name.endswith(".toml.toml")]
+    paths = [
+        path for folder in folders if folder.is_dir() for path in sorted(folder.glob("*.toml"))
+    ]
+    twice = [path for path in paths if path.name.endswith(".toml.toml")]
     if twice:
-        fix = f"rename it: {twice[0].removesuffix('.toml')}"
-        return Diagnosis("EDF lookup", "wrong", f"{text}; {twice[0]} cannot be found by name", fix)
-    return Diagnosis("EDF lookup", "ok", f"{text}: {len(names)} environments")
+        fix = f"mv {shlex.quote(str(twice[0]))} {shlex.quote(str(twice[0].with_suffix('')))}"
+        text = f"{text}; {twice[0].name} cannot be found by name"
+        return Diagnosis("EDF lookup", "wrong", text, fix)
+    return Diagnosis("EDF lookup", "ok", f"{text}: {len(paths)} environments")

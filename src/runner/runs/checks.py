@@ -248,7 +248,7 @@ def _check_site(job: Job, site: Site) -> None:
         raise RunnerError(
             f"the site {site.name!r} requires an account",
             "its Slurm refuses jobs without an account",
-            f"--account NAME, or for all jobs: `account` in the site file, which runner init --site {site.name} makes",
+            _account_fix(site),
         )
 
 
@@ -262,10 +262,12 @@ def lacks_account(job: Job, site: Site) -> bool:
 
 def no_account(site: Site) -> str:
     """The note of a dry run for `lacks_account`."""
-    return (
-        f"site {site.name} requires an account: --account NAME, or `account` in the site file,"
-        f" which runner init --site {site.name} makes"
-    )
+    return f"site {site.name} requires an account: {_account_fix(site)}"
+
+
+def _account_fix(site: Site) -> str:
+    once = f"runner init --site {site.name} --account NAME"
+    return f"--account NAME, or once for all jobs: {once} (if you have the site file: write `account` into it)"
 
 
 def _check_chain(links: int, site: Site) -> None:

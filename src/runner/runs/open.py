@@ -29,7 +29,7 @@ from runner.runs.hub import shared_cache
 from runner.runs.job import command_line, time_limit_minutes
 from runner.runs.plan import EDF, Request
 from runner.runs.prefetch import PYTHON
-from runner.runs.run import Run, list_runs, reloaded
+from runner.runs.run import Run, is_cancelled, list_runs, reloaded
 from runner.runs.schedulers import slurm_commands
 from runner.runs.shell import ShellRequest
 from runner.runs.snapshot import Snapshot
@@ -70,15 +70,20 @@ def started(
         own = [each for each in list_runs(runs) if each.job == app and each.environment == name][
             -5:
         ]
-        run = next((status.run for status in reversed(ask(own)) if status.active), None)
+        run = next((status.run for status in reversed(ask(own)) if _can_be_opened(status)), None)
     status = ask([run])[0] if run else None
-    if run is None or status is None or not status.active:
+    if run is None or status is None or not _can_be_opened(status):
         return _launched(app, request, run, project, environ, report, idle_seconds), 0
     if run.job != app and not _server(app, status):
         return run, _start_inside(
             app, replace(request, where=str(run.folder)), project, environ, report
         )
     return run, 0
+
+
+def _can_be_opened(status: RunStatus) -> bool:
+    """Whether the job of the run waits or runs, and is not about to end: somebody may just have cancelled it."""
+    return status.active and status.state != "COMPLETING" and not is_cancelled(status.run)
 
 
 def _files() -> dict[str, str]:

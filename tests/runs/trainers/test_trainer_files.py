@@ -105,9 +105,9 @@ def test_an_unknown_trainer(project: Project) -> None:
     [
         ("[[lines]]\nmatch = 'a'\nstep = 'step ('\n", 3, "step is not a pattern: 'step ('"),
         ("[[lines]]\nmatch = 'a['\n", 2, "match is not a pattern: 'a['"),
-        ("[[lines]]\nmatch = 'a'\n[[lines]]\nmatch = 'b'\nloss = 'loss \\d'\n", 5, "loss uses '\\\\d'"),
-        ("[[lines]]\nmatch = '(?:a)'\n", 2, "match uses '(?'"),
-        ("[[lines]]\nmatch = 'a{2}'\n", 2, "match uses '{2}'"),
+        ("[[lines]]\nmatch = 'a'\n[[lines]]\nmatch = 'b'\nloss = 'loss \\d'\n", 5, "loss uses \\d"),
+        ("[[lines]]\nmatch = '(?:a)'\n", 2, "match uses (?"),
+        ("[[lines]]\nmatch = 'a{2}'\n", 2, "match uses {2}"),
         ("[[lines]]\nmatch = 3\n", 2, "match must be a pattern"),
         ("detect = ''\n", 1, "detect must be a pattern"),
         ("[[lines]]\nstep = 'a'\n", 1, "there is no `match` in [[lines]]"),
