@@ -86,7 +86,7 @@ def test_an_incomplete_run_folder_is_refused_with_the_command_and_what_is_missin
 
 def test_an_image_that_is_gone_is_named_with_the_command_that_imports_it(launched: Path) -> None:
     locked = rerun.find(launched.name, launched.parent)
-    image = {"reference": "/gone/i.sqsh", "source": "docker://a/b:1", "digest": "sha256:12"}
+    image = {"reference": "/gone/i.sqsh", "source": "docker://a/b:1", "digest": "12", "manifest": "sha256:12"}
     with pytest.raises(RunnerError) as caught:
         rerun.need_image(replace(locked, tables={**locked.tables, "image": image}), Quiet())
     assert "needs the image /gone/i.sqsh" in caught.value.what

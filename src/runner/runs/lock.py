@@ -131,6 +131,7 @@ def _image(image: LaunchImage) -> dict[str, Value]:
         "source": squashfs.source,
         "content": squashfs.content,
         "digest": squashfs.image_digest,
+        "manifest": squashfs.digest or None,
         "sha256": squashfs.sha256,
         "size_bytes": squashfs.size_bytes,
         "architecture": squashfs.architecture,

@@ -175,10 +175,10 @@ def need_image(locked: Locked, report: Report) -> None:
     """Raise RunnerError if the run's image is gone; it says how to get it back."""
     table, recipe = locked.tables.get("image", {}), locked.tables.get("recipe", {})
     reference, source = str(table.get("reference", "")), str(table.get("source", ""))
-    digest = table.get("digest", "")
+    digest = str(table.get("manifest") or "")
+    if source.startswith("docker://") and digest and "@" not in source:
+        source = f"{source}@{digest}"  # the tag may have moved
     command = f"runner import {shlex.quote(source)}"
-    if source.startswith("docker://") and "@" not in source:
-        command += f"   # if the tag has moved, name the image with the configuration {digest}"
     if not source:
         command = "put the file back, or launch again with another image"
     if recipe.get("name"):

@@ -144,7 +144,7 @@ refusal() {
     elif [ "$1" = script_failure ] && came_again "$2"; then
         printf 'the same error twice, and a restart cannot help: %s' "$(sed 's/ /: /' "attempts/$2/error")"
     elif ((idle >= ${limit[without_checkpoint]:-3})); then
-        printf '%s attempts in a row have ended without a new checkpoint' "$idle"
+        printf '%s attempts in a row have ended without a new checkpoint (crash loop)' "$idle"
     elif [ "${limit[gpu_hours]:-0}" != 0 ] && (($(gpu_seconds) >= limit[gpu_hours] * 3600)); then
         printf 'the %s GPU hours of [restart] are used up' "${limit[gpu_hours]}"
     fi
