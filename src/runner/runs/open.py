@@ -254,7 +254,9 @@ def running(where: str, site: str | None, project: Project, environ: Mapping[str
     run = shell.named_run(where, runs, project)
     status = ask([run])[0] if run else None
     if run is None or status is None or not status.active:
-        why = f"{run.name} is {status.state}" if run and status else "it is not a run"
+        why = f"{run.name} has ended" if run else "it is not a run"
+        if run and status and status.state == "UNKNOWN":
+            why = f"it is not known whether {run.name} still runs: {status.reason}"
         raise RunnerError(f"cannot connect to {where}", why, f"runner open {SSH} ENV starts a run")
     return run
 
