@@ -186,17 +186,131 @@ def test_a_node_that_is_lost_in_silence_hangs_from_the_last_step(tmp_path: Path)
     assert (found["hang"], found["repeated"], found["useful"]) == (8 * 28, 8 * 2, 8 * 16)
 
 
-def test_a_log_that_grows_after_the_last_step_is_not_a_step(tmp_path: Path) -> None:
-    """Launchers print for seconds why a rank was killed. Where steps come from a log, each line touches `heartbeat`."""
+def test_a_node_that_had_ended_its_work_is_no_fault(tmp_path: Path) -> None:
+    """Without a launcher, node 1 ends well at once; node 0 trains on, and fails."""
     run = make_run(tmp_path / "sft-0001")
-    ends = [*of_both((60, "program_end")), (62, "step_end"), (62, "detected"), (63, "ended")]
-    folder = add_attempt(run, [*HEAD, *ends], cause="script_failure", code="1")
-    (folder / "trainer").write_text("generic\n")
-    (folder / "heartbeat").touch()
-    os.utime(folder / "heartbeat", (T + 60, T + 60))
-    add_metrics(run, *steps(1, 8, 42, 1))
+    ends = [(32, "program_end 1"), (70, "program_end 0"), (72, "step_end"), (72, "detected"), (73, "ended")]
+    folder = add_attempt(run, [*HEAD, *OURS, (44, "first_step"), *ends], cause="script_failure", code="1")
+    (folder / "first_failure").write_text("1 task 0 node 0\n")
+    add_metrics(run, *steps(1, 14, 42, 2))
     found = rounded(account(run, LATER).classes)
-    assert (found["useful"], found["repeated"], found["hang"]) == (8 * 8, 8 * 1, 8 * 11)
+    assert (found["useful"], found["hang"]) == (8 * 28, 8 * 2)
+
+
+def test_a_failure_in_the_last_save_was_no_hang(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "sft-0001")
+    ends = [(70, "trained"), (130, "program_end 0"), (132, "step_end"), (132, "detected"), (133, "ended")]
+    folder = add_attempt(run, [*HEAD, *OURS, (44, "first_step"), *ends], cause="script_failure", code="1")
+    (folder / "first_failure").write_text("1 task 0 node 0\n")
+    add_metrics(run, *steps(1, 14, 42, 2))
+    found = rounded(account(run, LATER).classes)
+    assert (found["useful"], found["saving"], found["hang"]) == (8 * 28, 8 * 60, 8 * 2)
+
+
+def test_a_step_that_was_started_once_more_has_its_own_fault(tmp_path: Path) -> None:
+    """The first one failed before a task began (attempt.sh: run_step)."""
+    run = make_run(tmp_path / "sft-0001")
+    first = [*START, (6, "step_end"), (6, "detected"), (7, "step")]
+    tasks = of_both((15, "task"), (16, "preflight"), (20, "preflight_end"), (21, "program"))
+    ends = [(78, "stalled"), (90, "detected"), (91, "step_end"), (92, "ended")]
+    add_attempt(run, [*first, *tasks, *OURS, (44, "first_step"), *ends], cause="hang", code="1")
+    add_metrics(run, *steps(1, 18, 42, 2))
+    found = rounded(account(run, LATER).classes)
+    assert (found["useful"], found["hang"], found["after_end"]) == (8 * 36, 8 * 12, 8 * 2)
+
+
+def test_what_a_save_took_counts_once(tmp_path: Path) -> None:
+    """The training waited 4 s; the checkpoint was complete, and noted, when later steps had been logged."""
+    run = make_run(tmp_path / "sft-0001")
+    end = (74.0, "trained"), (74.0, "final"), *of_both((74, "program_end")), (74.0, "step_end"), (74.0, "ended")
+    add_attempt(run, [*HEAD, *OURS, (44, "first_step"), *end])
+    saved = {"step": 5, "checkpoint_seconds": 15.0, "checkpoint_wait_seconds": 4.0, "time": 67.0}
+    steps_after = steps(6, 14, 56, 2)
+    steps_after[0]["saving_seconds"] = 4.0
+    add_metrics(run, *steps(1, 5, 42, 2), *steps_after)
+    with (run.folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"attempt": 1, **saved, "time": T + 67.0}) + "\n")
+    found = rounded(account(run, LATER).classes)
+    assert (found["useful"], found["saving"]) == (8 * 28, 8 * 4)
+
+
+def test_an_evaluation_at_the_last_step_is_not_also_one_of_the_last_save(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "sft-0001")
+    end = (90.0, "trained"), (120.0, "final"), *of_both((120, "program_end")), (120.0, "step_end"), (120.0, "ended")
+    add_attempt(run, [*HEAD, *OURS, (44, "first_step"), *end])
+    add_metrics(run, *steps(1, 14, 42, 2))
+    with (run.folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"attempt": 1, "step": 14, "evaluation_seconds": 20.0, "time": T + 90.1}) + "\n")
+    found = rounded(account(run, LATER).classes)
+    assert (found["useful"], found["evaluation"], found["saving"]) == (8 * 28, 8 * 20, 8 * 30)
+
+
+def test_a_training_that_has_stopped_to_log_takes_no_useful_step_while_it_runs(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "sft-0001")
+    folder = add_attempt(run, [*HEAD, *OURS, (44, "first_step")], cause="", code="")
+    (folder / "alive").touch()
+    os.utime(folder / "alive", (T + 600, T + 600))
+    add_metrics(run, *steps(1, 8, 42, 2))
+    found = rounded(account(run, T + 610).classes)
+    assert (found["useful"], found["unknown"]) == (8 * 18, 8 * (610 - 60))
+
+
+def test_what_was_saved_but_not_logged_is_not_repeated(tmp_path: Path) -> None:
+    """A log line per 10 steps, a save per 5: of the 7 steps after the last line, the next attempt repeats two."""
+    run = make_run(tmp_path / "sft-0001")
+    ends = [(96, "detected"), (96, "step_end"), (97, "ended")]
+    add_attempt(run, [*HEAD, *OURS, (44, "first_step"), *ends], cause="preemption", code="")
+    again = [(100, "submitted"), (110, "held"), (111, "started"), (112, "step"), (113, "step_end"), (114, "ended")]
+    started = add_attempt(run, again, number=2) / "started"
+    started.write_text(started.read_text().replace("checkpoint 0", "checkpoint 25"))
+    add_metrics(run, *({"step": step, "time": 42.0 + 2 * step, "step_seconds": 2.0} for step in (10, 20)))
+    found = rounded(account(run, LATER).attempts[0].classes)
+    assert (found["useful"], found["repeated"]) == (8 * 50, 8 * 4)
+
+
+def test_each_fault_costs_what_followed_it(tmp_path: Path) -> None:
+    """The wait after the second fault is not one of the first, and lines without `attempt` belong to theirs."""
+    run = make_run(tmp_path / "sft-0001")
+    first = [*HEAD, *OURS, (44, "first_step"), (60, "stalled"), (70, "detected"), (70, "step_end"), (71, "ended")]
+    add_attempt(run, first, cause="hang", code="1", rung="in_place")
+    second = [(75, "started"), (76, "step"), *of_both((77, "task"), (78, "program")), (80, "imported"), (81, "train")]
+    second += [(83, "first_step"), (100, "stalled"), (104, "detected"), (104, "step_end"), (140, "ended")]
+    add_attempt(run, second, number=2, cause="node_failure", code="1", rung="requeue")
+    add_attempt(run, [(150, "submitted"), (160, "held"), (161, "started"), (162, "ended")], number=3, cause="cancelled")
+    for number, at in ((1, 3), (2, 75), (3, 161)):
+        os.utime(run.folder / f"attempts/{number}/started", (T + at, T + at))
+    lines = [*steps(1, 8, 42, 2), *steps(5, 12, 81, 2)]
+    with (run.folder / "metrics.jsonl").open("a") as file:
+        file.writelines(
+            json.dumps({"loss": 1.0, **line, "time": T + float(str(line["time"]))}) + "\n" for line in lines
+        )
+    costs: dict[str, dict[str, float]] = {}
+    for cause, classes in account(run, LATER).by_cause():
+        for name, seconds in classes.items():
+            costs.setdefault(cause, {}).setdefault(name, 0.0)
+            costs[cause][name] += seconds / 8
+    assert rounded(costs["hang"])["repeated"] == 2 + 8
+    assert rounded(costs["node_failure"])["restart_gap"] == 36
+    assert costs["node_failure"]["queue"] == 10
+
+
+def test_a_job_has_its_nodes_only_once(tmp_path: Path) -> None:
+    """The batch script's node was cut off: Slurm has requeued the job, while the old attempt still ran there."""
+    run = make_run(tmp_path / "sft-0001")
+    add_attempt(run, [*HEAD, (200, "step_end"), (200, "ended")], cause="node_failure", code="1")
+    again = [(100, "submitted"), (110, "held"), (111, "started"), (112, "step"), (300, "step_end"), (300, "ended")]
+    add_attempt(run, again, number=2)
+    assert account(run, LATER).classes.held == 8 * 300
+
+
+def test_a_clock_in_the_future_holds_no_node_of_a_killed_attempt(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "sft-0001")
+    folder = add_attempt(run, [*HEAD, (86400, "imported")], cause="node_failure", code="")
+    (folder / "alive").touch()
+    os.utime(folder / "alive", (T + 60, T + 60))
+    found = account(run, T + 3600)
+    assert found.classes.held == 8 * 60
+    assert "attempts/1: `imported` is outside the attempt, and is left out: was a clock wrong?" in found.notes
 
 
 @pytest.mark.parametrize(("pause", "unknown"), [(30.0, 30.0), (9.0, 0.0)])

@@ -82,7 +82,18 @@ class AttemptAccount(NamedTuple):
     """why it ended; `running` if it has not"""
     rung: str
     """how the next attempt was started (attempts/N/next); empty if that is not recorded"""
-    classes: Classes
+    before: Classes
+    """until its last step that is known, with the queue"""
+    after: Classes
+
+    @property
+    def classes(self) -> Classes:
+        return add_up((self.before, self.after))
+
+    def record(self) -> dict[str, object]:
+        """What --json prints."""
+        named = {"number": self.number, "cause": self.cause, "rung": self.rung}
+        return {**named, "classes": self.classes.record()}
 
 
 @dataclass(frozen=True)
@@ -103,7 +114,7 @@ class Account:
 
     def record(self) -> dict[str, object]:
         """What --json prints."""
-        attempts = [each._asdict() | {"classes": each.classes.record()} for each in self.attempts]
+        attempts = [each.record() for each in self.attempts]
         nodes = {name: classes.record() for name, classes in self.nodes.items()}
         return {
             "run": self.run.name,
@@ -116,11 +127,12 @@ class Account:
 
     def by_cause(self) -> Iterator[tuple[str, Mapping[str, float]]]:
         """(cause, {class: seconds}). A fault also costs the restart and the repeated steps of the next attempt."""
-        before = ""
+        fault = ""
         for attempt in self.attempts:
-            for name, seconds in attempt.classes.items():
-                yield before if before and name in _OF_RESTART else attempt.cause, {name: seconds}
-            before = attempt.cause
+            for name, seconds in attempt.before.items():
+                yield fault if fault and name in _OF_RESTART else attempt.cause, {name: seconds}
+            yield attempt.cause, attempt.after
+            fault = attempt.cause
 
 
 def account(run: Run, now: float) -> Account:
@@ -128,7 +140,7 @@ def account(run: Run, now: float) -> Account:
     notes: list[str] = []
     attempts = read_phases(run, now, notes)
     gpus = any(each.attempt.gpus for each in attempts)
-    of_attempts = {each.attempt.number: Classes() for each in attempts}
+    of_attempts = {each.attempt.number: (Classes(), Classes()) for each in attempts}
     of_nodes: dict[str, Classes] = {}
     free = 0.0  # when the allocation before ended
     for group in _allocations(attempts):
@@ -136,20 +148,21 @@ def account(run: Run, now: float) -> Account:
         weights = _weights(group[0], gpus=gpus, notes=notes)
         submitted = group[0].event("submitted") or free or run.launched or begin
         waited = 0.0 if run.is_local else max(begin - max(submitted, free), 0.0)
-        of_attempts[group[0].attempt.number].add({"queue": waited}, sum(weights.values()))
+        of_attempts[group[0].attempt.number][0].add({"queue": waited}, sum(weights.values()))
         free = end
         for name, weight in weights.items():
-            for each, spent in _of_node(
-                name, group, begin, min(max(_left(name, group), begin), end)
-            ):
-                of_attempts[each.attempt.number].add(spent, weight)
-                of_nodes.setdefault(name, Classes()).add(spent, weight)
+            left = min(max(_left(name, group), begin), end)
+            for each, *spent in _of_node(name, group, begin, left):
+                for part, of_attempt in zip(spent, of_attempts[each.attempt.number], strict=True):
+                    of_attempt.add(part, weight)
+                    of_nodes.setdefault(name, Classes()).add(part, weight)
     done = tuple(
         AttemptAccount(
             number=each.attempt.number,
             cause=each.cause,
             rung=each.attempt.rung.name if each.attempt.rung else "",
-            classes=of_attempts[each.attempt.number],
+            before=of_attempts[each.attempt.number][0],
+            after=of_attempts[each.attempt.number][1],
         )
         for each in attempts
     )
@@ -158,20 +171,23 @@ def account(run: Run, now: float) -> Account:
 
 def _of_node(
     name: str, group: Sequence[Phases], begin: float, end: float
-) -> Iterator[tuple[Phases, Classes]]:
-    """The time of one node in each attempt. A clock that goes back adds nothing."""
+) -> Iterator[tuple[Phases, Classes, Classes]]:
+    """The time of one node in each attempt: until its last step, and after it. A clock that goes back adds nothing."""
     at = begin
     for phases, after in zip(group, [*group[1:], None], strict=True):
         until = min(max(after.begin, at), end) if after else end
-        spent = Classes()
-        for kind, moment in [
-            *phases.stretches(name, until, in_place=phases is not group[0]),
-            ("unknown", until),
-        ]:
-            if (moment := min(moment, until)) > at:
-                spent.add({kind: moment - at})
-                at = moment
-        yield phases, spent
+        before, tail = Classes(), Classes()
+        parts = phases.stretches(name, until, in_place=phases is not group[0])
+        for spent, stretches in zip((before, tail), parts, strict=True):
+            for kind, end_of_stretch in stretches:
+                moment = min(end_of_stretch, until)
+                if moment > at:
+                    spent.add({kind: moment - at})
+                    at = moment
+        if until > at:
+            tail.add({"unknown": until - at})
+            at = until
+        yield phases, before, tail
 
 
 def _left(name: str, group: Sequence[Phases]) -> float:
@@ -206,8 +222,13 @@ def _holding(
     begin = min(first.event("held") or first.begin, first.begin)
     end = now if last.running else last.last_sign
     after = attempts[attempts.index(last) + 1 :][:1]
-    if last.ended is None and after and after[0].attempt.job_id == last.attempt.job_id:
-        end = max(end, after[0].event("submitted") or end)  # Slurm's requeue sets the submit time
+    if after and after[0].attempt.job_id == last.attempt.job_id:
+        if last.ended is None:
+            end = max(
+                end, after[0].event("submitted") or end
+            )  # Slurm's requeue sets the submit time
+        # an attempt on a node that is cut off may go on, but the job has its nodes only once
+        end = min(end, after[0].event("held") or end)
     return begin, max(end, begin)
 
 

@@ -11,10 +11,10 @@ import re
 import statistics
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,31 +31,31 @@ _EVENTS = (
     ("task", "import", "start"),
     ("preflight", "start", "preflight"),
     ("preflight_end", "preflight", "start"),
-    ("setup", "start", "start"),
-    ("setup_end", "start", "start"),
     ("program", "start", "imports"),
     ("imported", "imports", "loading"),
     ("loaded", "loading", "loading"),
     ("train", "loading", "warm_up"),
 )
 _LAST = ("trained", "final", "program_end", "step_end", "ended")  # of these, the last time counts
+_OF_STEP = ("stalled", "detected")  # a step that is started once more has them anew
 _OF_NODES = (
     "task",
     "preflight",
     "preflight_end",
-    "setup",
-    "setup_end",
     "program",
     "program_end",
     "left",
 )
 # keys of the metrics -> (class, whether the value is the sum since the last entry, and not one save or evaluation)
+_WAITED = "checkpoint_wait_seconds"  # of a save, which is written later, when it is complete
+_WHOLE_SAVE = "checkpoint_seconds"  # from its begin to then
 _COSTS = {
     "saving_seconds": ("saving", True),
-    "checkpoint_wait_seconds": ("saving", False),
+    _WAITED: ("saving", False),
     "evaluation_seconds": ("evaluation", True),
     "eval_runtime": ("evaluation", False),
 }
+_SAVED_CODE = 75  # the program has saved, and asks for another attempt
 _FAULTS = ("hang", "node_failure", "script_failure")
 _SILENT_SECONDS = 120.0  # an attempt without a sign of life for so long no longer runs
 _LATE_SECONDS = 0.5  # the line about the saves before `trained` is written just after it
@@ -117,6 +117,8 @@ class Phases:
     """whether the program writes its times; other trainers do not"""
     highest: float = 0.0
     """the highest step of earlier attempts"""
+    resumed: float | None = None
+    """the step from which the next attempt went on"""
 
     def event(self, name: str, node: object = "") -> float | None:
         return self.times.get((name, str(node)))
@@ -146,15 +148,22 @@ class Phases:
         )
 
     def split(
-        self, kind: str, begin: float, end: float, late: float = 0.0, working: float = math.inf
+        self,
+        kind: str,
+        begin: float,
+        end: float,
+        *,
+        told: tuple[float, float] = (0.0, 0.0),
+        working: float = math.inf,
     ) -> Stretches:
         """A stretch, without what evaluating and saving took of it.
 
-        `late`: the seconds after `end` in which metrics.jsonl may still report them. `working`: how many seconds of a
-        stretch with a save of unknown length were steps.
+        `told`: how many seconds after `begin` and after `end` metrics.jsonl still tells what went before. `working`:
+        how many seconds of a stretch with a save of unknown length were steps.
         """
         low, high = (
-            bisect_right(self.costs, at, key=lambda cost: cost.time) for at in (begin, end + late)
+            bisect_right(self.costs, at + late, key=lambda cost: cost.time)
+            for at, late in zip((begin, end), told, strict=True)
         )
         spent: defaultdict[tuple[str, bool], float] = defaultdict(float)
         for cost in self.costs[low:high]:
@@ -201,86 +210,105 @@ class Phases:
         """From the last step that is known until `stop`. `kind` is the class if no step is known."""
         trained, final = self.event("trained"), self.event("final")
         last = self.training[-1][1] if self.training else None
+        begin = last if last is not None else stop if trained is None else trained
+        end = stop if trained is None else trained
+        found: Stretches = []
         if last is not None:
-            lost = (
-                not self.running and trained is None and (self.fault or self.attempt.exit_code != 0)
+            kind = self._after_last_step()
+            if trained is None:
+                end = min(stop, self._until(last, stop))
+            known = (
+                last + ((self.resumed or 0.0) - self.entries[-1].step) * self.pace
+                if self.entries
+                else last
             )
-            again = self.entries and self.entries[-1].step < self.highest
-            kind = "repeated" if lost or again else "useful"
-        end = trained if trained is not None else stop
-        if last is not None and trained is None and not self.tells and not self.running:
-            # other trainers do not tell when the training ended: after the usual pause between two entries
-            end = min(stop, last + self.pause)
-        found = self.split(kind, last or end, end, _LATE_SECONDS)
+            if kind == "repeated" and last < known < end:
+                found, begin = (
+                    self.split("useful", last, known),
+                    known,
+                )  # saved, although it was not logged
+        found += self.split(kind, begin, end, told=(0.0, _LATE_SECONDS))
         if final is not None:
             return [
                 *found,
-                *self.split("saving", end, final),
+                *self.split("saving", end, final, told=(_LATE_SECONDS, 0.0)),
                 *self.split("after_end", final, stop),
             ]
         return [*found, ("saving" if trained is not None else "unknown", stop)]
+
+    def _after_last_step(self) -> str:
+        """The class of the steps after the last entry."""
+        is_again = bool(self.entries) and self.entries[-1].step < self.highest
+        is_unfinished = self.event("trained") is None and not self.running
+        is_lost = is_unfinished and (self.fault or self.attempt.exit_code not in (0, _SAVED_CODE))
+        return "repeated" if is_lost or is_again else "useful"
+
+    def _until(self, last: float, stop: float) -> float:
+        """When the steps after the last entry ended, of a training that has not told its end."""
+        silence = stop - last - self.pause if self.entries else 0.0
+        if self.running:  # it may have stopped, or save, or evaluate
+            return last + self.pause if silence > max(_STALL_SECONDS, 4 * self.pause) else stop
+        # other trainers do not tell when the training ended: after the usual pause between two entries
+        return stop if self.tells else last + self.pause
 
     def stop(self, node: int, end: float) -> float:
         """When a node stopped working: the end of its program, or the fault."""
         if self.running:
             return end
         if self.fault:
-            signs = [
-                at
-                for (event, _), at in self.times.items()
-                if event in ("program_end", "stalled", "detected")
-            ]
+            failed = self.attempt.first_failure
+            program_end = self.event("program_end", failed.node) if failed else None
+            signs = [program_end, self.event("stalled"), self.event("detected"), self.last_sign]
             if (
-                self.entries
-            ):  # the time of the fault is not known; any new line in a log is a heartbeat
-                beat = (
-                    0.0 if self.attempt.text("trainer") else self.attempt.time("heartbeat") or 0.0
-                )
+                self.entries and self.event("trained") is None
+            ):  # nothing else tells when the fault was
+                beat = self.attempt.time("heartbeat") or 0.0
                 signs.append(max(self.entries[-1].time, beat) + self.pause)
-            return min([*signs, self.last_sign])
+            return min(at for at in signs if at is not None)
         ends = (self.event("program_end", node), self.event("step_end"), self.ended, end)
         return next(at for at in ends if at is not None)
 
-    def stretches(self, name: str, end: float, *, in_place: bool) -> Stretches:
-        """What a node did until `end`."""
+    def stretches(self, name: str, end: float, *, in_place: bool) -> tuple[Stretches, Stretches]:
+        """What a node did until `end`: until its last step that is known, and after it."""
         if name not in self.nodes:
-            return [("spare", end)]
-        node, stop, rest = self.nodes.index(name), self.stop(self.nodes.index(name), end), "unknown"
+            return [("spare", end)], []
+        node = self.nodes.index(name)
+        stop, rest = self.stop(node, end), "unknown"
         found: Stretches = []
         for event, kind, after in _EVENTS:
             at = self.event(event, node if event in _OF_NODES else "")
             if at is not None:
-                found.append(
-                    ("restart_gap" if in_place and event in ("started", "step") else kind, at)
-                )
+                is_gap = in_place and event in ("started", "step")
+                found.append(("restart_gap" if is_gap else kind, at))
                 rest = after if self.tells or after != "imports" else "unknown"
-        found = [
-            (kind, min(at, stop))
-            for kind, at in [*found, *self.training, *self.after_training(rest, stop)]
-        ]
+        before = [(kind, min(at, stop)) for kind, at in (*found, *self.training)]
+        tail = [(kind, min(at, stop)) for kind, at in self.after_training(rest, stop)]
         if self.fault:
-            kind = (
-                "hang" if self.cause in (*_FAULTS, "unknown") else "restart_gap"
-            )  # or Slurm ended the attempt
-            found.append((kind, self.event("detected") or (end if self.ended is None else stop)))
-        return [*found, ("restart_gap" if self.follows else "after_end", end)]
+            # or Slurm ended the attempt
+            kind = "hang" if self.cause in (*_FAULTS, "unknown") else "restart_gap"
+            tail.append((kind, self.event("detected") or (end if self.ended is None else stop)))
+        return before, [*tail, ("restart_gap" if self.follows else "after_end", end)]
 
 
 def read_phases(run: Run, now: float, notes: list[str]) -> list[Phases]:
     """The attempts of a run. Damaged files give notes."""
-    recorded = _read_metrics(metrics_of(run), notes)
-    highest = 0.0
+    attempts = run.attempts
+    recorded = _read_metrics(metrics_of(run), attempts, notes)
     found: list[Phases] = []
-    for attempt in run.attempts:
-        if phases := _read(attempt, run, recorded[attempt.number], notes):
-            phases.highest = highest
-            highest = max([highest, *(entry.step for entry in phases.entries)])
+    for attempt, after in zip_longest(attempts, attempts[1:]):
+        until = (after.started if after else None) or now
+        if phases := _read(attempt, run, recorded[attempt.number], until, notes):
             found.append(phases)
-    for phases in found:
+    highest = 0.0
+    for phases, after in zip_longest(found, found[1:]):
+        phases.highest = highest
+        highest = max([highest, *(entry.step for entry in phases.entries)])
+        phases.resumed = _number(after.start.get("checkpoint")) if after else None
         phases.tells = any(each.event("imported") or each.event("train") for each in found)
-        phases.follows = phases is not found[-1]
-        phases.running = (
-            not phases.follows and phases.ended is None and now - phases.last_sign < _SILENT_SECONDS
+        silent = now - phases.last_sign
+        phases.running = after is None and phases.ended is None and silent < _SILENT_SECONDS
+        phases.follows = after is not None or (
+            phases.attempt.rung is not None and not (run.folder / "stopped").exists()
         )
         if phases.ended is None and not phases.running:
             notes.append(
@@ -292,8 +320,13 @@ def read_phases(run: Run, now: float, notes: list[str]) -> list[Phases]:
     return found
 
 
-def _read(attempt: Attempt, run: Run, recorded: _Recorded, notes: list[str]) -> Phases | None:
-    """What the files of an attempt tell; None if they do not tell when it started."""
+def _read(
+    attempt: Attempt, run: Run, recorded: _Recorded, until: float, notes: list[str]
+) -> Phases | None:
+    """What the files of an attempt tell; None if they do not tell when it started.
+
+    `until`: when the next attempt started, or now.
+    """
     place = f"attempts/{attempt.number}"
     start = {
         key: value
@@ -312,15 +345,13 @@ def _read(attempt: Attempt, run: Run, recorded: _Recorded, notes: list[str]) -> 
         and abs((attempt.started or 0.0) - begin) < _JUMP_SECONDS < abs(attempt.ended - ended)
     ):
         ended = attempt.ended
-    last = max(
-        [
-            begin,
-            *times.values(),
-            *(entry.time for entry in recorded.entries),
-            attempt.time("alive") or begin,
-        ]
-    )
-    last = last if ended is None else max(ended, begin)
+    if ended is None:
+        signs = [*times.values(), *(entry.time for entry in recorded.entries)]
+        signs.append(attempt.time("alive") or begin)
+        # a wrong clock may be in the future
+        last = max([begin, *(at for at in signs if at <= until + _JUMP_SECONDS)])
+    else:
+        last = max(ended, begin)
     nodes = _expanded(start.get("nodes", ""))
     if not nodes:
         notes.append(f"{place}/started does not list the nodes")
@@ -374,6 +405,9 @@ def _read_times(folder: Path, place: str, notes: list[str]) -> dict[tuple[str, s
                 bad += 1
                 continue
             key = (event, node if event in _OF_NODES else "")
+            if event == "step":  # started once more (payload/attempt.sh: run_step)
+                for name in _OF_STEP:
+                    found.pop((name, ""), None)
             known = found.get(key, at)
             found[key] = max(known, at) if event in _LAST else min(known, at)
         if bad:
@@ -390,7 +424,9 @@ class _Recorded:
     saved: list[float] = field(default_factory=list)
 
 
-def _read_metrics(metrics: Metrics, notes: list[str]) -> defaultdict[int, _Recorded]:
+def _read_metrics(
+    metrics: Metrics, attempts: Sequence[Attempt], notes: list[str]
+) -> defaultdict[int, _Recorded]:
     """Attempt -> its training entries, what saving and evaluation cost, and its saves."""
     found: defaultdict[int, _Recorded] = defaultdict(_Recorded)
     without_time = 0
@@ -398,7 +434,8 @@ def _read_metrics(metrics: Metrics, notes: list[str]) -> defaultdict[int, _Recor
         notes.append(f"cannot read {metrics.name}, so steps are not known: {metrics.error}")
     for record in records(metrics):
         at, step = _number(record.get("time")), _number(record.get("step"))
-        mine = found[int(_number(record.get("attempt")) or 1)]
+        number = _number(record.get("attempt"))
+        mine = found[_newest(attempts, at) if number is None else int(number)]
         if (saved := _number(record.get("saved_step"))) is not None:
             mine.saved.append(saved)
         if at is None or step is None:
@@ -413,10 +450,18 @@ def _read_metrics(metrics: Metrics, notes: list[str]) -> defaultdict[int, _Recor
         for key, (kind, is_sum) in _COSTS.items():
             seconds = _number(record.get(key))
             if seconds:
-                mine.costs.append(_Cost(at, kind, is_sum, seconds))
+                whole = _number(record.get(_WHOLE_SAVE)) if key == _WAITED else None
+                begun = at if whole is None else at - max(whole - seconds, 0.0)
+                mine.costs.append(_Cost(begun, kind, is_sum, seconds))
     if without_time:
         notes.append(f"{metrics.name}: lines without `time` are not counted ({without_time})")
     return found
+
+
+def _newest(attempts: Sequence[Attempt], at: float | None) -> int:
+    """The number of the attempt that ran at a time; 1 if that is not known."""
+    begun = [each.number for each in attempts if (each.started or math.inf) <= (at or 0.0)]
+    return max(begun, default=1)
 
 
 def _number(value: object) -> float | None:

@@ -333,7 +333,7 @@ wait_for() {
 # payload/watch.sh has detected it.
 note_end() {
     note_time step_end
-    [ "$1" = 0 ] || grep -q ' detected$' "$RUNNER_ATTEMPT/times" 2>/dev/null || note_time detected
+    [ "$1" = 0 ] || tac "$RUNNER_ATTEMPT/times" 2>/dev/null | sed '/ step$/q' | grep -q ' detected$' || note_time detected
     note_left
     note_saved "$RUNNER_ATTEMPT"
 }

@@ -58,9 +58,7 @@ find_nodes() {
     for name in $(lost_nodes); do echo "Slurm lost it" >"$RUNNER_ATTEMPT/fit/$name"; done
     [ "$1" != hang ] || [ -e "$RUNNER_ATTEMPT/suspects" ] || ranks_without_stack >"$RUNNER_ATTEMPT/suspects"
     present=$(present_nodes)
-    note_time check
     check_nodes "$present"
-    note_time check_end
     for mark in "$RUNNER_ATTEMPT"/busy-node-*; do # checked all the same: if the check fails, other runs avoid the node too
         name=$(marked_node "$mark")
         [ "$(cat "$RUNNER_ATTEMPT/fit/${name:-none}" 2>/dev/null)" != fit ] || head -n 1 "$mark" >"$RUNNER_ATTEMPT/fit/$name"
