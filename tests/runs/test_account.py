@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.runs.account import Account, account, known_classes
+from runner.runs.account import NAMES, Account, account
+from runner.runs.advice import advice
 from runner.runs.run import Run, save
 
 T = 1_700_000_000.0  # when the allocation begins
@@ -78,7 +79,7 @@ def rounded(classes: dict[str, float]) -> dict[str, float]:
 def check(found: Account) -> None:
     for classes in (found.classes, *found.nodes.values(), *(attempt.classes for attempt in found.attempts)):
         assert all(seconds >= 0 for seconds in classes.values())
-        assert classes.keys() <= known_classes().keys()
+        assert classes.keys() <= NAMES.keys()
     assert sum(node.held for node in found.nodes.values()) == pytest.approx(found.classes.held)
 
 
@@ -465,23 +466,104 @@ def test_the_command_prints_losses_and_classes(runs: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0] == "0.19 GPU hours held; effective training time ratio 33.3%"
-    advice = "if it downloads models or data: runner prefetch, before the launch"
-    assert lines[1] == f"loss 1: loading of model and data, 0.03 GPU hours: {advice}"
+    assert lines[1] == "loss 1: loading of model and data, 0.03 GPU hours"
     assert lines[4] == "" and lines[5].split() == ["CLASS", "GPU", "HOURS", "SHARE"]
     assert lines[-1].split() == ["queue", "0.13", "not", "charged"]
 
 
+SAVE_AUTO = '[job.env]\nRUNNER_SAVE_EVERY = "auto"\n'
+OWN_SCRIPT = '[job]\nbatch = "train.sbatch"\nhang_seconds = 600\n'
+NOT_HERE = '[revisions]\n"model x" = "(not here yet)"\n'
+
+
 @pytest.mark.parametrize(
-    ("rung", "setting"),
-    [("in_place", "see why the attempts failed: runner why"), ("requeue", "in_place in [restart]")],
+    ("name", "lock", "setting"),
+    [
+        ("import", '[image]\nreference = "nvcr.io#nvidia/pytorch:25.06-py3"\n', "runner import"),
+        ("import", '[image]\nreference = "nvcr.io#nvidia/pytorch:25.06-py3"\nsha256 = "12"\n', ""),
+        ("import", '[image]\nreference = "/images/a.sqsh"\nsize_bytes = 12\n', ""),
+        ("imports", "", ""),
+        ("loading", NOT_HERE, "runner prefetch"),
+        ("loading", f'{NOT_HERE}[job.env]\nHF_HUB_OFFLINE = "1"\n', ""),
+        ("loading", '[revisions]\n"model x" = "1234"\n', ""),
+        ("warm_up", "", ""),
+        ("repeated", "", 'save more often: save_every = "auto", or the option of your trainer'),
+        ("repeated", OWN_SCRIPT, "save more often: the option of your trainer"),
+        ("repeated", SAVE_AUTO, ""),
+        ("saving", "", 'save less often: save_every = "auto"'),
+        ("saving", SAVE_AUTO, ""),
+        ("hang", "[job]\nhang_seconds = 600\n", "notice it earlier: hang_seconds in the job file (it was 600)"),
+        ("hang", OWN_SCRIPT, "notice it earlier: launch --hang-seconds (it was 600)"),
+        ("spare", "[job.resources]\nspare_nodes = 2\n", "spare_nodes in [resources] (it was 2)"),
+        ("spare", "[job.resources]\nmin_nodes = 2\n", ""),
+        ("unknown", "", ""),
+        ("queue", "", "another partition"),
+    ],
 )
-def test_no_loss_names_a_setting_that_is_in_use(tmp_path: Path, rung: str, setting: str) -> None:
+def test_advice_is_given_where_it_holds(tmp_path: Path, name: str, lock: str, setting: str) -> None:
     run = make_run(tmp_path / "sft-0001")
-    add_attempt(run, [*HEAD, (30, "detected"), (30, "step_end"), (60, "ended")], cause="hang", code="1", rung=rung)
+    ends = [(60, "stalled"), (80, "detected"), (80, "step_end"), (81, "ended")]
+    folder = add_attempt(run, [*HEAD, *OURS, (44, "first_step"), *ends], cause="hang", code="1")
+    (folder / "hang").write_text("no progress for 20 s\n")
+    add_metrics(run, *steps(1, 6, 42, 2), {"step": 7, "time": 58.0, "step_seconds": 2.0, "saving_seconds": 2.0})
+    (run.folder / "lock.toml").write_text(lock)
+    given = advice(name, account(run, LATER))
+    assert setting in given and bool(setting) == bool(given)
+
+
+def test_what_only_some_runs_lose_is_not_advised_to_all(tmp_path: Path) -> None:
+    """A final save that cannot be left out; a failure that no hang_seconds notices; a stall of a program that tells."""
+    run = make_run(tmp_path / "sft-0001")
+    ends = [(60, "trained"), (75, "final"), *of_both((76, "program_end")), (76, "step_end"), (77, "ended")]
+    add_attempt(run, [*HEAD, *OURS, (44, "first_step"), *ends], cause="script_failure", code="1")
+    add_metrics(run, *steps(1, 9, 42, 2))
+    (run.folder / "lock.toml").write_text("[job]\nhang_seconds = 600\n")
+    found = account(run, LATER)
+    assert found.classes["saving"] > 0
+    assert [advice(name, found) for name in ("saving", "hang", "unknown", "after_end")] == ["", "", "", ""]
+
+
+def test_setup_is_named_if_it_is_most_of_the_start(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "sft-0001")
+    setup = of_both((15, "task"), (16, "setup"), (76, "setup_end"), (77, "program"))
+    add_attempt(run, [*START, *setup, (80, "imported"), (90, "step_end"), (91, "ended")])
+    assert advice("start", account(run, LATER)) == "shorten `setup` in the job file"
+
+
+GAP = [(30, "detected"), (30, "step_end"), (60, "ended")]
+
+
+@pytest.mark.parametrize(
+    ("cause", "rung", "lock", "setting"),
+    [
+        ("hang", "in_place", "", "see why the attempts failed: runner why"),
+        ("hang", "local", "", "see why the attempts failed: runner why"),
+        ("hang", "requeue", "", "in_place = true in [restart]"),
+        ("node_failure", "requeue", "", "spare_nodes in [resources]"),
+        ("node_failure", "requeue", "[job.resources]\nspare_nodes = 1\n", "in_place = true in [restart]"),
+        ("script_failure", "requeue", "[job.restart]\nin_place = true\n", "see why the attempts failed: runner why"),
+        ("preemption", "requeue", "", ""),
+    ],
+)
+def test_no_loss_names_a_setting_that_is_in_use(tmp_path: Path, cause: str, rung: str, lock: str, setting: str) -> None:
+    run = make_run(tmp_path / "sft-0001")
+    add_attempt(run, [*HEAD, *GAP], cause=cause, code="1", rung=rung)
     queue = [(61, "submitted"), (70, "held")] if rung == "requeue" else []
     add_attempt(run, [*queue, (80, "started"), (81, "step"), (82, "step_end"), (83, "ended")], number=2)
-    (line,) = [line for line in runner(tmp_path, "sft-0001").stdout.splitlines() if "restart gap, " in line]
-    assert setting in line and (rung == "requeue" or rung not in line)
+    (run.folder / "lock.toml").write_text(lock)
+    given = advice("restart_gap", account(run, LATER))
+    assert setting in given and bool(setting) == bool(given)
+
+
+def test_of_several_runs_the_one_with_the_largest_loss_is_named(tmp_path: Path) -> None:
+    for number, gap in ((1, 60), (2, 90)):
+        run = make_run(tmp_path / f"sft-000{number}")
+        add_attempt(run, [*HEAD, *GAP[:-1], (gap, "ended")], cause="hang", code="1", rung="in_place")
+        add_attempt(run, [(gap + 1, "started"), (gap + 2, "step"), (gap + 3, "ended")], number=2)
+    (line,) = [
+        line for line in runner(tmp_path, "--since", "2023-01-01").stdout.splitlines() if "restart gap, " in line
+    ]
+    assert line.endswith(", most in sft-0002: see why the attempts failed: runner why")
 
 
 def test_several_runs_have_a_line_each_and_units_are_not_added(runs: Path) -> None:

@@ -11,8 +11,9 @@ from runner.commands.console import Console
 from runner.commands.options import selected_runs
 from runner.errors import RunnerError
 from runner.machine.files import owner
-from runner.runs.account import Account, Classes, add_up, known_classes
+from runner.runs.account import NAMES, Account, Classes, add_up
 from runner.runs.account import account as account_of
+from runner.runs.advice import advice
 
 _BAR = 30  # characters
 _MOST_BARS = 40
@@ -46,13 +47,7 @@ def show_account(args: argparse.Namespace, console: Console) -> int:
         console.answer(_draw(groups, totals, args.png))
     else:
         for unit, classes in totals.items():
-            rungs = {
-                each.rung
-                for account in accounts
-                if account.unit == unit
-                for each in account.attempts
-            }
-            _show(unit, classes, console, in_place=rungs - {""} == {"in_place"})
+            _show(classes, [each for each in accounts if each.unit == unit], console)
             if args.by or len(groups[unit]) > 1:
                 _show_groups(args.by or "run", groups[unit], console)
     return 0
@@ -97,41 +92,44 @@ def _share(part: float, whole: float) -> str:
     return f"{part / whole:.1%}" if whole > 0 else ""
 
 
-def _show(unit: str, classes: Classes, console: Console, *, in_place: bool) -> None:
-    known, held, hours = known_classes(), classes.held, f"{unit.upper()} hours"
-    console.line(
-        f"{_hours(held)} {hours} held; effective training time ratio {_share(classes.get('useful', 0.0), held)}"
-    )
+def _show(classes: Classes, accounts: Sequence[Account], console: Console) -> None:
+    held, hours = classes.held, f"{accounts[0].unit.upper()} hours"
+    ratio = _share(classes.get("useful", 0.0), held)
+    console.line(f"{_hours(held)} {hours} held; effective training time ratio {ratio}")
     for number, (name, seconds) in enumerate(classes.losses[:3], 1):
-        kept = (
-            "see why the attempts failed: runner why" if in_place and name == "restart_gap" else ""
-        )
         console.line(
-            f"loss {number}: {known[name][0]}, {_hours(seconds)} {hours}: {kept or known[name][1]}"
+            f"loss {number}: {NAMES[name]}, {_hours(seconds)} {hours}{_reason(name, accounts)}"
         )
     console.answer("\n")
     rows = [
-        (known[name][0], _hours(seconds), "not charged", "")
+        (NAMES[name], _hours(seconds), "not charged", "")
         if name == "queue"
         else (
-            known[name][0],
+            NAMES[name],
             _hours(seconds),
             _share(seconds, held),
             "#" * round(_BAR * seconds / (held or 1)),
         )
-        for name in known
+        for name in NAMES
         if (seconds := classes.get(name, 0.0)) > 0
     ]
     console.table(("CLASS", hours.upper(), "SHARE", ""), rows)
 
 
+def _reason(name: str, accounts: Sequence[Account]) -> str:
+    """`: ADVICE` for the run that has lost most, which is named if it is not the only one."""
+    most = max(accounts, key=lambda each: each.classes.get(name, 0.0))
+    setting = advice(name, most)
+    place = f", most in {most.run.name}" if len(accounts) > 1 else ""
+    return f"{place}: {setting}" if setting else place
+
+
 def _show_groups(by: str, groups: Mapping[str, Classes], console: Console) -> None:
-    known = known_classes()
     rows = []
     for name, classes in groups.items():
         held, useful = classes.held, classes.get("useful", 0.0)
         largest = "".join(
-            f"{known[kind][0]} {_share(lost, held)}" for kind, lost in classes.losses[:1]
+            f"{NAMES[kind]} {_share(lost, held)}" for kind, lost in classes.losses[:1]
         )
         rows.append((name, _hours(held), _share(useful, held), _hours(held - useful), largest))
     console.answer("\n")
@@ -144,7 +142,6 @@ def _draw(
     """Draw a bar for each run or group; a single one for all if there are many."""
     from runner.runs.plot import write_picture
 
-    known = known_classes()
     panels = []
     for unit, total in totals.items():
         named = groups[unit] if len(groups[unit]) <= _MOST_BARS else {"all": total}
@@ -152,7 +149,9 @@ def _draw(
             {
                 "name": name,
                 "parts": [
-                    (known[kind][0], each.get(kind, 0.0) / 3600) for kind in list(known)[:-1]
+                    (label, each.get(kind, 0.0) / 3600)
+                    for kind, label in NAMES.items()
+                    if kind != "queue"
                 ],
             }
             for name, each in named.items()

@@ -6,11 +6,8 @@ It is a pure function of the run folder (phases.py). Each second of each node ha
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 from runner.runs.phases import Phases, read_phases
@@ -29,10 +26,25 @@ _OF_RESTART = (
 )
 
 
-@cache
-def known_classes() -> Mapping[str, tuple[str, str]]:
-    """Class -> its name in the table, and the setting that reduces it."""
-    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+NAMES = {
+    "useful": "useful steps",
+    "import": "image import and unpack",
+    "preflight": "preflight",
+    "start": "start of processes",
+    "imports": "Python imports",
+    "loading": "loading of model and data",
+    "warm_up": "compilation and warm-up",
+    "repeated": "repeated steps",
+    "saving": "saving",
+    "evaluation": "evaluation",
+    "hang": "hang",
+    "spare": "idle spare nodes",
+    "restart_gap": "restart gap",
+    "after_end": "idle after the end",
+    "unknown": "unknown",
+    "queue": "queue",
+}
+"""class -> its name in the table"""
 
 
 class Classes(dict[str, float]):
@@ -59,7 +71,7 @@ class Classes(dict[str, float]):
 
     def record(self) -> dict[str, float]:
         """What --json prints."""
-        return {name: round(self[name], 3) for name in known_classes() if name in self}
+        return {name: round(self[name], 3) for name in NAMES if name in self}
 
     def summary(self) -> dict[str, object]:
         """What --json prints with its sum, and the share of useful steps."""
@@ -107,6 +119,10 @@ class Account:
     nodes: Mapping[str, Classes]
     notes: tuple[str, ...]
     """which files are missing or damaged, and what is therefore not known"""
+    tells: bool = False
+    """whether the program writes its times"""
+    setup_share: float = 0.0
+    """the part of the start of processes that was `setup` of the job file"""
 
     @property
     def classes(self) -> Classes:
@@ -166,7 +182,21 @@ def account(run: Run, now: float) -> Account:
         )
         for each in attempts
     )
-    return Account(run, "gpu" if gpus else "cpu", done, of_nodes, tuple(dict.fromkeys(notes)))
+    started = add_up(of_nodes.values()).get("start", 0.0)
+    setup = sum(
+        each.setup_seconds * _weights(each, gpus=gpus, notes=[])[name]
+        for each in attempts
+        for name in each.nodes
+    )
+    return Account(
+        run,
+        "gpu" if gpus else "cpu",
+        done,
+        of_nodes,
+        tuple(dict.fromkeys(notes)),
+        tells=any(each.tells for each in attempts),
+        setup_share=setup / started if started else 0.0,
+    )
 
 
 def _of_node(
@@ -237,7 +267,7 @@ def _weights(first: Phases, *, gpus: bool, notes: list[str]) -> dict[str, float]
     cpus = first.start.get("cpus", "")
     if not gpus and not cpus.isdecimal():
         notes.append(
-            f"attempts/{first.attempt.number}/started has no number of CPUs: each node counts as one"
+            f"attempts/{first.attempt.number}/started has no number of CPUs: each of its nodes counts as 1 CPU"
         )
         cpus = "1"
     return dict.fromkeys(

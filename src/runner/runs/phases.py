@@ -42,6 +42,8 @@ _OF_NODES = (
     "task",
     "preflight",
     "preflight_end",
+    "setup",
+    "setup_end",
     "program",
     "program_end",
     "left",
@@ -122,6 +124,16 @@ class Phases:
 
     def event(self, name: str, node: object = "") -> float | None:
         return self.times.get((name, str(node)))
+
+    @property
+    def setup_seconds(self) -> float:
+        """How long a node took for `setup` of the job file: the mean."""
+        took = [
+            end - begin
+            for node in range(len(self.nodes))
+            if (begin := self.event("setup", node)) and (end := self.event("setup_end", node))
+        ]
+        return max(statistics.mean(took), 0.0) if took else 0.0
 
     @property
     def cause(self) -> str:

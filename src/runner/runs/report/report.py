@@ -20,7 +20,8 @@ from runner import __version__
 from runner.errors import RunnerError
 from runner.machine import process
 from runner.runs import diff, payload
-from runner.runs.account import Account, account, known_classes
+from runner.runs.account import NAMES, Account, account
+from runner.runs.advice import advice
 from runner.runs.attempt import NodeUsage
 from runner.runs.history import look
 from runner.runs.metrics import Curve, Metrics, newest_records, read_curves, records
@@ -307,7 +308,8 @@ def render(
             mark=MARK,
             version=__version__,
             now=time.time(),
-            classes=known_classes(),
+            classes=NAMES,
+            advice=advice,
             digest=digest,
             code=code,
             css=texts["uPlot_min_css"] + texts["page_css"],
