@@ -117,7 +117,7 @@ def _no_program(layers: Sequence[Layer]) -> RunnerError:
             f"{path} sets neither `script` nor `command`",
             f'add script = "jobs/NAME.py" to {path.name}',
         )
-    what = "the command line gives no job, no script and no command"
+    what = "there is no job, no script and no command on the command line"
     return RunnerError("nothing to run", what, "give a JOB, --script NAME, or -- COMMAND")
 
 

@@ -140,7 +140,7 @@ def name(subject: Subject) -> Iterator[Finding]:
     image, found = subject.own.image, parse_reference(subject.own.image)
     if image.startswith("docker://"):
         plain = image.removeprefix("docker://")
-        reason = "`image` in an EDF takes no scheme: `docker:` would be read as a registry"
+        reason = "`image` in an EDF does not take a scheme: `docker:` would be read as a registry"
         yield subject.say(
             "image-scheme", "image", reason, f"image = {plain!r}", changes=(Set(("image",), plain),)
         )
