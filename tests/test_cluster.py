@@ -34,11 +34,11 @@ def test_a_line_of_sinfo(line, expected):
     assert parse_partitions(line + "\n") == (Partition(*expected),)
 
 
-def test_a_partition_is_its_largest_group_of_nodes():
+def test_a_node_of_a_partition_is_one_of_its_largest_group_and_all_groups_count():
     """sinfo has a line per group; what is no such line is passed over."""
     text = "gpu*|1|64|1|gpu:2|1:00\ngpu*|30|128|2|gpu:4|1:00\nsinfo: warning\n\nlow|x|1|1|(null)|1:00\n"
     (partition,) = parse_partitions(text)
-    assert (partition.nodes, partition.gpus_per_node, partition.cpus_per_node) == (30, 4, 128)
+    assert (partition.nodes, partition.gpus_per_node, partition.cpus_per_node) == (31, 4, 128)
 
 
 def test_the_likely_partition_has_gpus_and_is_the_default_one_among_them():
@@ -59,7 +59,7 @@ def test_what_the_cluster_says_is_written_with_its_source_and_date(environ, tmp_
     data, questions, text = written(
         "ours",
         environ,
-        "gpu*|8|64|512000|gpu:a100:4|1-00:00:00\ncpu|9|8|1|(null)|infinite\n",
+        "gpu*|8|64|512000|gpu:a100:4|1-00:00:00\ncpu|9|8|1|(null)|infinite\none|1|8|1|(null)|1:00\n",
         versions={"slurm": "23.11.4"},
     )
     assert data["detect"]["clusters"] == ["ours"] and data["base"] == "generic-slurm" and questions == ()
@@ -70,7 +70,8 @@ def test_what_the_cluster_says_is_written_with_its_source_and_date(environ, tmp_
     path.write_text(text)
     site = load_site("ours", environ)
     assert (site.cpus_per_node, site.gpu, site.versions) == (64, "a100", {"slurm": "23.11.4"})
-    assert site.partitions["cpu"] == "9 nodes; infinite"
+    assert site.partitions["cpu"] == "9 nodes; time limit infinite"
+    assert site.partitions["one"] == "1 node; time limit 1:00"
     assert re.search(r"the cluster ours, 20\d\d-\d\d-\d\d \(", str(site.origins["gpus_per_node"]))
 
 

@@ -32,6 +32,8 @@ SECRETS = (
     ("PROXY", "http://user:word@proxy:3128"),
     ("x", "-----BEGIN OPENSSH PRIVATE KEY-----"),
     ("y", "ghp_" + "1" * 36),
+    ("z", "sk-proj-" + "a1" * 20),
+    ("z", "--key=sk-" + "a1" * 20),
 )
 ORDINARY = (
     ("max_tokens", "many"),
@@ -48,6 +50,8 @@ ORDINARY = (
     ("HF_TOKEN", ""),
     ("KEYBOARD", "us"),
     ("MONKEY", "x"),
+    ("NAME", "multi-task-finetuning-on-everything"),
+    ("MODEL", "org/mask-generation-with-transformers"),
 )
 CASES = [*((*case, True) for case in SECRETS), *((*case, False) for case in ORDINARY)]
 

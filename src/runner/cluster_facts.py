@@ -2,9 +2,10 @@
 
 import getpass
 import re
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runner.errors import RunnerError
 from runner.machine import probe, process
@@ -16,12 +17,13 @@ _GRES_GPU = re.compile(r"gpu(?::([^:,(]+))?:(\d+)|gpu(?=[,(]|$)")
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition, described by its largest group of identical nodes."""
+    """A partition; the values of a node are those of its largest group of identical nodes."""
 
     name: str
     default: bool
     """whether jobs that name no partition run here"""
     nodes: int
+    """of all groups"""
     cpus_per_node: int
     memory: str
     """of a node, as sbatch writes it"""
@@ -43,7 +45,8 @@ def parse_partitions(stdout: str) -> tuple[Partition, ...]:
     `*` after a name marks the default partition; `+` after a number means that some nodes have more. Source: sinfo(1),
     Slurm 22.05.
     """
-    found: dict[str, Partition] = {}
+    largest: dict[str, Partition] = {}
+    nodes = Counter[str]()
     for line in stdout.splitlines():
         words = line.split("|")
         if len(words) != 6 or not words[1].strip().isdigit():
@@ -61,10 +64,11 @@ def parse_partitions(stdout: str) -> tuple[Partition, ...]:
             gpu=(gpus[1] or "") if gpus else "",
             time_limit=words[5].strip(),
         )
-        known = found.get(partition.name)
+        nodes[partition.name] += partition.nodes
+        known = largest.get(partition.name)
         if known is None or partition.nodes > known.nodes:
-            found[partition.name] = partition
-    return tuple(found.values())
+            largest[partition.name] = partition
+    return tuple(replace(each, nodes=nodes[name]) for name, each in largest.items())
 
 
 def likely(partitions: Sequence[Partition]) -> Partition | None:

@@ -304,6 +304,7 @@ MOUNTS = [
         site={"scheduler": "slurm"},
     ),
     note("mount-relative", 'mounts = ["./:/a"]\n', 'mounts = ["${HERE}:/a"]\n'),
+    note("mount-relative", 'mounts = ["./nowhere:/a"]\n', 'mounts = ["${HERE}/there:/a"]\n', engine="sandbox"),
     Case(
         "mount-target-twice",
         'mounts = ["/tmp:/a", "${HERE}/there:/a/"]\n',

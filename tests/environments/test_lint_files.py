@@ -143,6 +143,14 @@ def test_every_field_that_an_engine_refuses_is_named_once_by_the_rule_that_knows
     ]
 
 
+def test_a_path_that_an_engine_cannot_mount_gets_the_fix_for_its_side(check):
+    found = check('image = "/a.sqsh"\nmounts = ["/a,b:/x", "/ok:/o,k"]\n', "apptainer")
+    assert [finding.fix for finding in found if finding.code == "mount-separator"] == [
+        "rename it, or mount a symlink to it: ln -s SOURCE LINK",
+        "choose another target",
+    ]
+
+
 def test_away_from_the_site_nothing_is_said_about_this_machine(check):
     """An EDF for a cluster is checked on a laptop: image, mounts, logins and the cluster's variables are not there."""
     text = 'image = "nvcr.io#nvidia/pytorch:25.01-py3"\nmounts = ["${SCRATCH}/x:/x", "/capstor:/capstor"]\n'

@@ -209,6 +209,20 @@ def test_our_own_files_beside_the_output_are_replaced(place: Place) -> None:
         place.bring("two", output=place.images / "model")  # its sidecar would be model.json too
 
 
+def test_a_dry_run_reads_the_layers_that_it_does_not_reuse(place: Place) -> None:
+    first = place.bring("one").squashfs.path
+
+    def explained(name: str) -> tuple[str, ...]:
+        project = Project(place.folder, place.folder, place.folder)
+        source = f"oci:{place.folder / name}"
+        return explain_import(ImportRequest(source, place.images, project, {}, ImportOptions()), Quiet())
+
+    about, *rest = explained("one")
+    assert "/one (2 layers, 0 MB, amd64)" in about and about.startswith("image:  ")
+    assert rest == [f"reuses: {first} (the same content)", "writes: nothing"]
+    assert explained("two")[1:3] == ("reads:  1 layer", f"reuses: 1 layer of {first.name}")
+
+
 # other imports
 
 

@@ -43,6 +43,7 @@ def test_layouts_and_archives_are_paths(tmp_path: Path) -> None:
     assert parse_source("oci:dir:v1", tmp_path).name == "dir+v1"
     assert parse_source("oci:lay:out", tmp_path) == Source("oci", f"{tmp_path}/lay:out")
     assert parse_source("oci-archive:a.oci.tar", tmp_path).name == "a"
+    assert parse_source("oci-archive:a.oci.tar:v1", tmp_path) == Source("oci-archive", f"{tmp_path}/a.oci.tar", "v1")
     assert parse_source("docker-archive:./a.oci.tar", tmp_path).reference == f"{tmp_path}/a.oci.tar"
 
 

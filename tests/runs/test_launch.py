@@ -3,14 +3,17 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runner.commands.launch import explain
+from runner.environments.edf import Mount
 from runner.errors import RunnerError, unknown
 from runner.images.squashfs_file import Squashfs, as_json, sidecar
 from runner.machine.report import Quiet
 from runner.project import Project
+from runner.runs.checks import path_on_host
 from runner.runs.launch import prepare
 from runner.runs.plan import Request, RunPlan
 from runner.runs.schedulers.slurm import refused
@@ -49,12 +52,12 @@ def request(**changes: object) -> Request:
     return Request(**{"env": "plain", "site": "local", "engine": "host", **changes})  # type: ignore[arg-type]
 
 
-def import_file(images: Path, name: str, architecture: str = "amd64") -> Path:
+def import_file(images: Path, name: str, architecture: str = "amd64", **more: Any) -> Path:
     """A squashfs file as `runner import` leaves it: named by content, with sidecar and symlink."""
     images.mkdir(parents=True, exist_ok=True)
     path = images / f"{name}-0123456789ab.sqsh"
     path.write_bytes(b"hsqs" + b"\0" * 92)
-    known = Squashfs(path, images / f"{name}.sqsh", "sha256:1234", "5678", 96, architecture)
+    known = Squashfs(path, images / f"{name}.sqsh", "sha256:1234", "5678", 96, architecture, **more)
     sidecar(path).write_text(as_json(known))
     (images / f"{name}.sqsh").symlink_to(path.name)
     return path
@@ -226,17 +229,38 @@ def test_a_registrys_image_goes_to_an_engine_that_pulls(project: Project, tmp_pa
         plan(project, request(env=str(tmp_path / "pull.toml"), engine="sandbox", words=("true",)))
 
 
-def test_an_image_for_other_processors_is_refused_before_submission(project: Project, tmp_path: Path) -> None:
-    import_file(tmp_path / "images", "cpu", "riscv64")
+@pytest.mark.parametrize(
+    ("known", "fix"),
+    [
+        ({"labels": {"runner.recipe": "cpu"}, "source": "cpu"}, "runner build cpu --import --site local"),
+        ({"source": "docker://nvcr.io#a/b:1"}, "runner import docker://nvcr.io#a/b:1 --site local"),
+    ],
+)
+def test_an_image_for_other_processors_is_refused_before_submission(
+    project: Project, tmp_path: Path, known: dict[str, Any], fix: str
+) -> None:
+    import_file(tmp_path / "images", "cpu", "riscv64", **known)
     with pytest.raises(RunnerError, match="an image for riscv64, but the nodes of local are") as caught:
         plan(project, request(env="cpu", engine="sandbox", words=("true",)), RUNNER_IMAGES=str(tmp_path / "images"))
     assert "exec format error" in caught.value.why
+    assert fix in caught.value.fix
 
 
 def test_a_missing_mount_source_names_the_line(project: Project, tmp_path: Path) -> None:
     with pytest.raises(RunnerError, match=r"mount source .*/set does not exist .*mounting\.toml:1") as caught:
         plan(project, request(env="mounting", engine="sandbox", words=("true",)), DATA=str(tmp_path))
     assert "create that path" in caught.value.fix
+
+
+def test_a_relative_mount_source_is_not_looked_for_in_the_callers_folder(project: Project, tmp_path: Path) -> None:
+    """The job starts in its run folder."""
+    (tmp_path / "a.sqsh").write_bytes(b"hsqs")
+    (tmp_path / "relative.toml").write_text('image = "./a.sqsh"\nmounts = ["./nowhere:/set", ".:/run"]\n')
+    made = plan(project, request(env=str(tmp_path / "relative.toml"), engine="sandbox", words=("true",)))
+    reason = "is not checked: its source is relative to the run folder"
+    assert [f"the mount {text} {reason}" for text in ("./nowhere:/set", ".:/run")] == list(made.notes)[:2]
+    mounts = replace(made.environment, image="", mounts=(Mount(".", "/run"),))
+    assert path_on_host("/run", mounts, {}, None) is None
 
 
 def test_a_mount_of_another_file_system_is_a_warning(project: Project) -> None:

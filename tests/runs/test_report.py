@@ -183,7 +183,7 @@ def test_many_runs_fit(tmp_path: Path) -> None:
     text = page(tmp_path, "--since", "2026-10-01")
     assert len(text.encode()) <= MOST_BYTES and (tmp_path / "report.html").exists()
     found = Page(text)
-    assert "the newest 20 of 30 runs" in found.text and "sft-0000" in found.text
+    assert "the last 20 of 30 runs" in found.text and "sft-0000" in found.text
     assert len(json.loads(found.scripts[0])["runs"]) == 20
 
 
@@ -242,6 +242,33 @@ def test_runs_are_compared_and_a_sweep_is_a_table(tmp_path: Path) -> None:
     markdown = report(tmp_path, "--md", "sft-0000", "sft-0001", "sft-0002").stdout
     assert "| run | state | attempts | seed | step |" in markdown
     assert "| arguments | arguments | --seed=1 | --seed=2 | --seed=2 |" in markdown
+
+
+def test_a_cell_names_the_run_that_it_equals(tmp_path: Path) -> None:
+    """That is the first run whose lock file can be read. The first run here has none."""
+    for number, seed in enumerate((0, 1, 2, 1)):
+        make_run(tmp_path, f"sft-000{number}", entry(1), argument=f"--seed={seed}")
+    (tmp_path / "sft-0000/lock.toml").write_bytes(b"\xff")
+    found = Page(page(tmp_path, "--since", "2026-10-01")).text
+    assert "arguments--seed=1--seed=2as sft-0001" in found
+    markdown = report(tmp_path, "--md", "--since", "2026-10-01").stdout
+    assert "| arguments | arguments |  | --seed=1 | --seed=2 | as sft-0001 |" in markdown
+
+
+def test_a_reduced_report_compares_the_runs_that_it_shows_and_a_large_one_is_said_to_be_large(tmp_path: Path) -> None:
+    """Only the last 4 of 5 runs have details: the first of these has another seed than those after it."""
+    for number in range(5):
+        run = make_run(tmp_path, f"sft-000{number}", entry(1), argument=f"--seed={min(number, 2)}")
+        sample = json.dumps({"answer": "&" * 2000})
+        (run.folder / "samples.jsonl").write_text(f"{sample}\n" * 20)
+    done = report(tmp_path, "--since", "2026-10-01")
+    assert "kB, more than the usual 700 kB" in done.stderr
+    found = Page((tmp_path / "report.html").read_text()).text
+    words = " ".join(found[found.index("Differences\n") :].split())
+    assert re.search(
+        "sft-0001 ?sft-0002 ?sft-0003 ?sft-0004 ?argumentsarguments--seed=1--seed=2--seed=2--seed=2", words
+    )
+    assert "The sections below show the last 4 of 5 runs" in found
 
 
 def use_nodes(run: Run, nodes: int, *, minutes: int = 30) -> None:

@@ -57,7 +57,12 @@ def test_the_tasks_get_the_key_and_the_dry_run_shows_the_reason(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("text", "program", "option"),
     [
-        ("from transformers import Trainer\n", 'script = "jobs/own.py"', "--save_steps N"),
+        (
+            "from transformers import Trainer\n",
+            'script = "jobs/own.py"',
+            "TRL: --save_steps N), or let the script read",
+        ),
+        ("", 'script = "jobs/own.py"\ntrainer = "deepspeed"', "set your program's own option"),
         (OURS, 'command = ["torchrun", "/opt/Megatron-LM/pretrain_gpt.py"]', "--save-interval N"),
         (OURS, 'command = ["train"]\ntrainer = "torchtitan"', "--checkpoint.interval N"),
     ],
@@ -68,6 +73,16 @@ def test_a_trainer_that_cannot_be_told_is_refused_with_its_own_option(
     with pytest.raises(RunnerError, match="save_every does not work with") as refused:
         launched(tmp_path, text, program=program)
     assert option in refused.value.fix
+
+
+@pytest.mark.parametrize("program", ['command = ["python", "-m", "pkg.train"]', 'command = ["python", "/opt/own.py"]'])
+def test_a_program_that_cannot_be_read_here_may_read_the_variable(tmp_path: Path, program: str) -> None:
+    assert launched(tmp_path, "", program=program).job.env["RUNNER_SAVE_EVERY"] == "auto"
+
+
+def test_a_script_that_cannot_be_read_may_read_the_variable(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").symlink_to("/proc/self/mem")  # reading it is an error, also for root
+    assert launched(tmp_path, "", program='command = ["python", "broken.py"]').job.env["RUNNER_SAVE_EVERY"] == "auto"
 
 
 def test_our_script_may_also_be_a_word_of_the_command(tmp_path: Path) -> None:

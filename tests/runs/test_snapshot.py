@@ -96,6 +96,8 @@ def test_earlier_runs_are_not_worth_a_warning(project: Path) -> None:
     (note,) = snapshot.plan(project).notes
     assert note.startswith("2 untracked files")  # data/more.txt and .env
     (project / ".env").unlink()
+    (note,) = snapshot.plan(project).notes
+    assert note.startswith("1 untracked file is left out")
     (project / "data/more.txt").unlink()
     assert snapshot.plan(project).notes == ()
 
@@ -163,11 +165,11 @@ def test_what_is_too_large_is_left_out_and_said(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(snapshot, "TOTAL_LIMIT_BYTES", 1500)
     root = tmp_path / "plain"
     write(root, {"a.py": "a" * 1000, "b.py": "b" * 900, "c.py": "c" * 100, "huge.bin": ""})
-    os.truncate(root / "huge.bin", 2 * 2**20)
+    os.truncate(root / "huge.bin", 2**20 + 1)
     plan = snapshot.plan(root)
     assert plan.files == ("b.py", "c.py")
     assert [name for name, _ in plan.left_out] == ["huge.bin", "a.py"]
-    assert "larger than 1 MiB" in plan.left_out[0][1]
+    assert plan.left_out[0][1] == "it has 1.1 MiB; the limit is 1 MiB"
 
 
 def test_a_script_from_elsewhere_is_laid_at_the_top(project: Path, tmp_path: Path) -> None:

@@ -266,7 +266,8 @@ def _tables(seen: Seen, base: Site) -> list[str]:
     if unknown:
         lines += ["", "[values.partitions]"]
         for partition in unknown:
-            text = f"{partition.nodes} nodes; {partition.time_limit}"
+            noun = "node" if partition.nodes == 1 else "nodes"
+            text = f"{partition.nodes} {noun}; time limit {partition.time_limit}"
             lines.append(
                 f'{quoted(partition.name)} = {{ value = {quoted(text)}, source = "cluster" }}'
             )

@@ -10,7 +10,7 @@ from runner.commands.options import selected_runs
 from runner.commands.why import answer_lines
 from runner.errors import RunnerError
 from runner.machine import files
-from runner.runs.report.report import MARK, read_report, render
+from runner.runs.report.report import MARK, MOST_BYTES, read_report, render
 from runner.runs.status import ask
 
 
@@ -33,13 +33,17 @@ def write_report(args: argparse.Namespace, console: Console) -> int:
         reports,
         {"visible": visible, "why_lines": answer_lines},
     )
+    data = text.encode(errors="backslashreplace")
+    if len(data) > MOST_BYTES:
+        usual = f"the usual {MOST_BYTES // 1000} kB"
+        console.warn(f"the report has {len(data) / 1000:,.0f} kB, more than {usual}")
     if args.md and not args.output:
         console.answer(text)
         return 0
     target = Path(
         args.output or ("report.html" if len(statuses) > 1 else f"{statuses[0].run.name}.html")
     ).absolute()
-    write_page(target, text.encode(errors="backslashreplace"))
+    write_page(target, data)
     console.answer(str(target))
     return 0
 

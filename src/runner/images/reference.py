@@ -201,7 +201,7 @@ def _path_source(text: str, scheme: str, rest: str, start: Path) -> Source:
         )
     if (scheme == "oci") != whole.is_dir():
         raise _invalid_source(
-            text, "oci: needs the folder of a layout, oci-archive: and docker-archive: need a file"
+            text, "oci: needs the folder of a layout; oci-archive: and docker-archive: need a file"
         )
     return Source(scheme, str(whole), tag)
 
@@ -221,7 +221,7 @@ def _invalid_source(text: str, why: str) -> RunnerError:
         f"invalid image reference {text!r}",
         why,
         "write one of: NAME, podman://IMAGE, dockerd://IMAGE, docker://[USER@]REGISTRY#IMAGE[:TAG], oci:DIR[:TAG], "
-        "oci-archive:FILE, docker-archive:FILE",
+        "oci-archive:FILE[:TAG], docker-archive:FILE",
     )
 
 

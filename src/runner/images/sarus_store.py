@@ -117,7 +117,7 @@ def need_sarusctl() -> None:
         raise RunnerError(
             "sarusctl is not on PATH",
             "the engine sarus runs images from Sarus Suite's store, which only sarusctl can list and change",
-            "run the command on a login node of a cluster with Sarus Suite, or choose another --site or --engine",
+            "run the command on a login node of a cluster with Sarus Suite, or choose another --site",
         )
 
 

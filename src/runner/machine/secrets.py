@@ -29,7 +29,9 @@ _HARMLESS = re.compile(
     re.IGNORECASE,
 )
 _VALUE = re.compile(
-    r"hf_[A-Za-z0-9]{20,}|gh[opsru]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{15,}|sk-[\w-]{20,}"
+    r"hf_[A-Za-z0-9]{20,}|gh[opsru]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{15,}"
+    # not in the middle of a word, such as "multi-task-finetuning-on-everything"
+    r"|(?<![A-Za-z0-9])sk-[\w-]{20,}"
     r"|ya29\.[\w-]{12,}|xox[abpr]-[\w-]{10,}|A[KS]IA[0-9A-Z]{16}|nvapi-[\w-]{20,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*"
     r"|-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----|://[^/\s:@]{1,200}:[^/\s@]{1,200}@"
 )

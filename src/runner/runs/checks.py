@@ -351,6 +351,11 @@ def check_mounts(
         except RunnerError as error:
             notes.append(f"the mount {mount.text()} is not checked: {error.what}")
             continue
+        if not source.is_absolute():
+            notes.append(
+                f"the mount {mount.text()} is not checked: its source is relative to the run folder"
+            )
+            continue
         if source.exists():
             continue
         ancestor = next(parent for parent in source.parents if parent.exists())
@@ -394,6 +399,8 @@ def path_on_host(
         )
     except RunnerError:
         return None  # a variable that is defined only in the job
+    if not here.is_absolute():
+        return None  # below the run folder
     known = next(parent for parent in here.parents if parent.exists())
     return None if known == Path("/") else here
 

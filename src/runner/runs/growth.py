@@ -32,7 +32,7 @@ class Sample(NamedTuple):
     second: float
     size_bytes: int
     pause: float
-    """the seconds since the logs were looked at before; it had this size some time in between"""
+    """seconds since the previous look at the logs; the log reached this size within that time"""
 
 
 @dataclass

@@ -191,10 +191,14 @@ def check_architecture(image: LaunchImage, site: Site) -> None:
     own, wanted = oci_architecture(known.architecture), oci_architecture(site.architecture)
     if own != wanted:
         name = image.squashfs.path.name if image.squashfs else image.reference
+        recipe = known.labels.get("runner.recipe")
+        fix = f"runner import {known.source or 'SOURCE'} --site {site.name}   (if there is one for {wanted})"
+        if recipe:
+            fix = f"on a machine with {wanted}: runner build {recipe} --import --site {site.name}"
         raise RunnerError(
             f"{name} is an image for {own}, but the nodes of {site.name} are {wanted}",
             "the nodes cannot run its programs (`exec format error`)",
-            f"on a machine with {wanted}: runner build RECIPE --import --site {site.name}; or choose another --site",
+            f"{fix}; or choose another --site",
         )
 
 

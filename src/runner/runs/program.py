@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from runner.runs.git import work_tree
 from runner.runs.job import Job
 
 SUFFIXES = (".py", ".sh")
+_SCRIPT_BYTES = 1 << 20
 
 
 class Program(NamedTuple):
@@ -143,26 +145,50 @@ _SAVE_OPTIONS = {
     "nanochat": "--save-every N",
     "lightning": "ModelCheckpoint(every_n_train_steps=N)",
     "verl": "trainer.save_freq=N",
-    "": "--save_steps N for Hugging Face's Trainer and TRL",
 }
 
 
 _FOLLOWS = re.compile(
-    rb"\bRUNNER_SAVE_EVERY\b|^\s*from training(\.job import| import [^#\n]*\bjob\b)", re.MULTILINE
+    r"\bRUNNER_SAVE_EVERY\b|^\s*from training(\.job import| import [^#\n]*\bjob\b)", re.MULTILINE
 )
 
 
 def check_saves(job: Job, program: Program) -> None:
-    """Raise RunnerError if the text of the program neither reads `save_every` nor uses our trainer."""
+    """Raise RunnerError if the program cannot read `save_every`: a known trainer, or a script that does not name it.
+
+    A program that runner cannot read here, such as a module or a script in the image, may read the variable.
+    """
     words = (job.script,) if job.script is not None else job.command
-    roots = [root for root in (program.main, program.shipped) if root]
-    paths = [str(program.outside), *(os.path.join(root, word) for root in roots for word in words)]  # noqa: PTH118
-    if any(_FOLLOWS.search(Path(path).read_bytes()) for path in paths if os.path.isfile(path)):  # noqa: PTH113
+    texts = program_texts(program, words)
+    if any(_FOLLOWS.search(text) for text in texts.values()):
         return
     named = f"{job.trainer} {' '.join(words)}".lower()
-    option = next(option for trainer, option in _SAVE_OPTIONS.items() if trainer in named)
+    options = [option for trainer, option in _SAVE_OPTIONS.items() if trainer in named]
+    if options:
+        fix = f"leave out save_every, and set the trainer's own option: {options[0]}"
+    elif any(path.endswith(SUFFIXES) for path in texts):
+        fix = (
+            "leave out save_every and set your program's own option (with Hugging Face's Trainer or TRL: "
+            "--save_steps N), or let the script read RUNNER_SAVE_EVERY"
+        )
+    else:
+        return
     raise RunnerError(
         f"{job.origins['save_every'].place}: save_every does not work with {' '.join(words)[:60]}",
         "runner can only tell its own training scripts, and scripts that read RUNNER_SAVE_EVERY, when to save",
-        f"leave out save_every, and set the trainer's own option: {option}",
+        fix,
     )
+
+
+def program_texts(program: Program, words: Sequence[str]) -> dict[str, str]:
+    """Path -> text of the scripts and YAML files that the words name in the snapshot, if they can be read."""
+    roots = [root for root in (program.main, program.shipped) if root]
+    paths = {os.path.join(root, word) for root in roots for word in words}  # noqa: PTH118
+    if program.outside is not None:
+        paths.add(str(program.outside))
+    texts = {}
+    for path in sorted(paths):
+        if path.endswith((*SUFFIXES, ".yaml", ".yml")) and os.path.isfile(path):  # noqa: PTH113
+            with suppress(OSError), Path(path).open("rb") as file:
+                texts[path] = file.read(_SCRIPT_BYTES).decode(errors="replace")
+    return texts

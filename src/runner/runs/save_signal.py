@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import replace
-from pathlib import Path
 
 from runner.project import Project
 from runner.runs import trainer
 from runner.runs.job import Job
-from runner.runs.program import Program
+from runner.runs.program import Program, program_texts
 from runner.site import Origin, Site
 
 VARIABLE = "RUNNER_SAVE_SIGNAL"
 """the variable of each task"""
-_SCRIPT_BYTES = 1 << 20
 _OF_RUNNER = re.compile(r"\bRUNNER_SAVE_AND_EXIT\b|\bSIGUSR2\b|^\s*from training\b", re.MULTILINE)
 """in a program that saves on USR2, or when attempts/N/save-and-exit exists"""
 
@@ -56,11 +53,4 @@ def _will_not_save(job: Job, saving: trainer.Saving, text: str) -> str:
 def program_text(job: Job, program: Program) -> str:
     """The words of the job, and the texts of the files that they name in the snapshot."""
     words = ((job.script,) if job.script is not None else job.command) + job.arguments
-    roots = [root for root in (program.main, program.shipped) if root]
-    named = {str(program.outside), *(os.path.join(root, word) for root in roots for word in words)}  # noqa: PTH118
-    texts = [" ".join(words)]
-    for path in sorted(named):
-        if path.endswith((".py", ".sh", ".yaml", ".yml")) and os.path.isfile(path):  # noqa: PTH113
-            with Path(path).open("rb") as file:
-                texts.append(file.read(_SCRIPT_BYTES).decode(errors="replace"))
-    return "\n".join(texts)
+    return "\n".join([" ".join(words), *program_texts(program, words).values()])

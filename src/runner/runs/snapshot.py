@@ -6,6 +6,7 @@ Elsewhere: the script's folder. `plan` only reads; `take` copies.
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 import time
@@ -223,7 +224,8 @@ def _names(root: Path, question: Question | None) -> sent.Names:
     if len(code) > UNTRACKED_LIMIT:
         raise _too_many(root, code, git=True)
     others = sum(not name.startswith("runs/") for name in git.untracked) - len(code)
-    note = f"{others} untracked files are left out of the code snapshot: caches, data, outputs or secrets"
+    what = "1 untracked file is" if others == 1 else f"{others} untracked files are"
+    note = f"{what} left out of the code snapshot: caches, data, outputs or secrets"
     return (*tracked, *code), replace(git, untracked=code), [], [note] if others else []
 
 
@@ -290,12 +292,11 @@ def _measure(
             left_out.append((name, "it is neither a file nor a symlink"))
         elif found.st_size > FILE_LIMIT_BYTES:
             kind = "git tracks it, but " if name in tracked else ""
-            left_out.append(
-                (
-                    name,
-                    f"{kind}it is larger than {FILE_LIMIT_BYTES >> 20} MiB ({found.st_size >> 20} MiB)",
-                )
-            )
+            size = (
+                math.ceil(found.st_size / 2**20 * 10) / 10
+            )  # rounded up, so that it exceeds the limit
+            why = f"{kind}it has {size:,} MiB; the limit is {FILE_LIMIT_BYTES >> 20} MiB"
+            left_out.append((name, why))
         else:
             kept.append((name, found.st_size))
     kept, dropped = _within_total(kept)

@@ -8,14 +8,17 @@ import random
 import subprocess
 import tarfile
 from contextlib import AbstractContextManager
+from types import SimpleNamespace
 
+import docker.errors
 import pytest
 
 from runner.errors import RunnerError
 from runner.images.layers.layer import LayeredImage
 from runner.images.reference import Source
-from runner.images.sources.engine_storage import LABEL
+from runner.images.sources.engine_storage import LABEL, DockerStore, clear_containers
 from runner.machine import probe, sessions
+from runner.machine.report import Quiet
 from tests.images.handmade import make_tar, open_source, read_layer, write_docker_archive
 from tests.images.sources import stored
 from tests.lab.podman import Podman
@@ -82,6 +85,20 @@ def test_containers_of_killed_imports_of_this_machine_go(podman: Podman, docker_
     names = podman.run("ps", "--all", "--filter", "name=of-", "--format={{.Names}}").stdout.split()
     assert sorted(names) == ["of-alive", "of-elsewhere", "of-odd", "of-stranger"]
     podman.run("rm", "--force", *names)
+
+
+def test_a_container_that_another_import_is_removing_is_not_an_error() -> None:
+    words = "removal of container cc is already in progress"
+
+    def remove_container(*_: object, **__: object) -> None:
+        raise docker.errors.APIError(words)
+
+    machine = f"{os.uname().nodename}:{os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
+    entry = {"Id": "cc", "Labels": {LABEL: f"{machine} 1 0000:1"}}
+    api = SimpleNamespace(containers=lambda **_: [entry], remove_container=remove_container)
+    report = Quiet()
+    clear_containers(DockerStore(SimpleNamespace(api=api)), report)
+    assert any("removing container cc" in line for line in report.lines)
 
 
 def test_what_cannot_be_read_is_said(podman: Podman, docker_socket: str, handmade: str) -> None:

@@ -499,7 +499,7 @@ def test_a_manifest_that_does_not_hash_to_its_digest_is_refused(made: Made, envi
     ("body", "kind", "words"),
     [
         (b"<!DOCTYPE html><title>Please log in to the WiFi</title>", "text/html", "may come from a proxy"),
-        (b"  <html>", "application/json", "may come from a proxy"),
+        (b"  <html>", "application/json", "runner expected the manifest 1; the page may come from a proxy"),
         (b"", "application/json", "not JSON"),
         (b"{}", MANIFEST_TYPE, "neither"),
         (b"[]", MANIFEST_TYPE, "not a JSON object"),
@@ -520,6 +520,8 @@ def test_what_is_no_manifest_is_refused(
     with lying(made, change) as server, pytest.raises(RunnerError) as caught:
         image_of(f"{server.address}/team/app:1", environ)
     assert words in str(caught.value)
+    if "proxy" in words:
+        assert f"open http://{server.address} in a browser" in caught.value.fix
 
 
 def test_a_circle_of_redirects_ends(environ: dict[str, str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -19,8 +20,9 @@ from runner.errors import RunnerError
 from runner.images.reference import registry_reference
 from runner.images.sources.registry.credentials import Search
 from runner.images.sources.registry.repository import Repository
-from runner.images.sources.registry.transfer import PART, WINDOW, Downloads
+from runner.images.sources.registry.transfer import PART, WINDOW, Blob, Downloads, check_range
 from runner.images.sources.registry.web import Patience, Web
+from runner.images.sources.registry.web_errors import Transient
 from tests.images.sources.hostile import Hostile, Request, download_threads
 from tests.waiting import until
 
@@ -222,6 +224,29 @@ def test_another_range_than_asked_is_refused() -> None:
     with pytest.raises(RunnerError, match="cannot fetch blob") as caught:
         fetched(serving(blob), len(data))
     assert "not requested" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [
+        ({}, "the server sent a partial answer without the header Content-Range"),
+        ({"Content-Range": "bytes 0-9/10"}, "the server sent bytes 0-9/10, but byte 4,096 was requested first"),
+    ],
+)
+def test_a_wrong_range_is_told_apart_from_a_missing_one(head: dict[str, str], words: str) -> None:
+    data = noise(8)
+
+    def blob(request: Request) -> None:
+        request.head(206, {"Content-Length": "8", **head})
+        request.wfile.write(data)
+
+    with (
+        serving(blob) as server,
+        downloads(server) as made,
+        made._fetch(DIGEST, 0, 8, 8) as answer,
+        pytest.raises(Transient, match=re.escape(words)),
+    ):
+        check_range(answer, Blob(DIGEST, 10, threading.Lock()), 4096, "r")
 
 
 def test_no_more_is_fetched_ahead_than_the_window_holds() -> None:

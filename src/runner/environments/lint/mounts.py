@@ -42,13 +42,16 @@ _CACHE = re.compile(r"(^|_)(CACHE|CACHE_DIR|HOME|TMPDIR|TMP|TEMP|CACHE_HOME|CACH
 
 
 def missing_source(subject: Subject) -> Iterator[Finding]:
-    """A missing source, which makes the job fail. A compute node may have other folders than this machine."""
+    """A missing source, which makes the job fail. A compute node may have other folders than this machine.
+
+    A relative source is not checked: the folder in which the job starts is not known.
+    """
     if not subject.setting.here:
         return
     local = subject.setting.site.is_local
     for index, mount in enumerate(subject.environment.mounts):
         source = subject.expanded(mount.source, f"mounts.{index}")
-        if source is None or Path(source).exists():
+        if source is None or not source.startswith("/") or Path(source).exists():
             continue
         reason = f"{source} does not exist on this machine" + (
             "" if local else ", but may exist on compute nodes"
@@ -70,14 +73,17 @@ def same_target(subject: Subject) -> Iterator[Finding]:
 
 
 def dangerous_place(subject: Subject) -> Iterator[Finding]:
-    """A source relative to the caller's folder, a target that hides programs of the image, all home folders.
+    """A relative source, a target that hides programs of the image, all home folders.
 
     Source: CSCS documentation, container-engine/edf.md (2026-08-20).
     """
     for index, mount in enumerate(subject.own.mounts):
         field = f"mounts.{index}"
         if mount.source.startswith("."):
-            reason = f"{mount.source!r} is relative to the folder where srun is called, not to the folder of the EDF"
+            reason = (
+                f"{mount.source!r} is relative to the folder in which the job starts "
+                "(with runner launch: its run folder), not to the folder of the EDF"
+            )
             yield subject.say("mount-relative", field, reason)
         hides = str(PurePosixPath(mount.target)) in _OF_THE_IMAGE
         if hides and subject.setting.engine_facts.uses_container:
@@ -217,12 +223,16 @@ def _faults(
         yield "mount-without-target", reason, f"write '{new}'", new
     if len(fields) == 3:
         yield from _flags(fields, engine, syntax)
-    for path in fields[:2]:
+    for role, path in zip(("source", "target"), fields[:2], strict=False):
         split = path if syntax.splits_before_expanding else _with_defaults(path)
         bad = syntax.bad_character(split)
         if bad:
             reason = f"{path!r} contains {bad}, which a mount of {engine} cannot contain"
-            fix = "rename the folder, or mount a symlink to it: ln -s FOLDER LINK"
+            fix = (
+                "rename it, or mount a symlink to it: ln -s SOURCE LINK"
+                if role == "source"
+                else "choose another target"
+            )
             yield "mount-separator", reason, fix, ""
             return
 

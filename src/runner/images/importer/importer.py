@@ -77,22 +77,27 @@ def import_image(request: ImportRequest, report: Report) -> Imported:
 def explain_import(request: ImportRequest, report: Report) -> tuple[str, ...]:
     """What an import would read, reuse and write. Reads no layers, and writes nothing."""
     with _planned(request, report) as plan, previous_index(plan, request.options) as previous:
-        image = plan.image
+        image, target = plan.image, plan.target
         known = previous.records if previous else {}
-        size = image.size_bytes
-        reads = f"reads:  {image.reference} ({len(image.layers)} layers, {size / 1e6:,.0f} MB, {image.architecture})"
+        count, size = _layers(len(image.layers)), image.size_bytes
+        about = f"image:  {image.reference} ({count}, {size / 1e6:,.0f} MB, {image.architecture})"
         if plan.reuse:
-            return (reads, f"reuses: {plan.target} (the same content)", "writes: nothing")
+            return (about, f"reuses: {target} (the same content)", "writes: nothing")
         same = len([layer for layer in image.layers if layer.diff_id in known])
         reuses = "nothing"
         if previous and same:
-            reuses = f"{same} layers of {Path(previous.squashfs.name).name}"
-        link = "" if plan.link == plan.target else f" and {plan.link} -> {plan.target.name}"
+            reuses = f"{_layers(same)} of {Path(previous.squashfs.name).name}"
+        link = "" if plan.link == target else f" and {plan.link} -> {target.name}"
         return (
-            reads,
+            about,
+            f"reads:  {_layers(len(image.layers) - same)}",
             f"reuses: {reuses}",
-            f"writes: {plan.target}, {sidecar(plan.target).name}{link}",
+            f"writes: {target}, {sidecar(target).name}{link}",
         )
+
+
+def _layers(count: int) -> str:
+    return "1 layer" if count == 1 else f"{count} layers"
 
 
 @contextmanager

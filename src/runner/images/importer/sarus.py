@@ -60,11 +60,11 @@ def explain(request: ImportRequest, report: Report) -> tuple[str, ...]:
     row = sarus_store.find(change.reference, sarus_store.list_images())
     if row and not request.options.again and change.verb == "migrate":
         return (
-            f"reads:  {change.reference}",
+            f"image:  {change.reference}",
             f"reuses: {row.reference} ({row.id}) in the store",
             "writes: nothing",
         )
-    return (f"reads:  {change.reference}", f"runs:   sarusctl {change.verb} {change.reference}")
+    return (f"image:  {change.reference}", f"runs:   sarusctl {change.verb} {change.reference}")
 
 
 def _planned(request: ImportRequest, report: Report) -> tuple[_Change, Image | None]:

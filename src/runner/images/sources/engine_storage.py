@@ -305,7 +305,10 @@ def clear_containers(store: Store, report: Report) -> None:
             report.say(
                 f"removing container {container[:12]}, which an interrupted import left behind"
             )
-            store.remove(container)
+            try:
+                store.remove(container)
+            except RunnerError as error:  # another import may be removing it at the same time
+                report.detail(f"it was not removed: {error.why}")
 
 
 def _machine() -> str:

@@ -244,7 +244,8 @@ class Rebuilder:
         return RunnerError(
             f"cannot read {self.what}",
             why,
-            "import the image again, and do not remove or rebuild it meanwhile (podman rmi, podman prune, a new build)",
+            "import it again, and do not remove it meanwhile (podman rmi, podman image prune, podman system prune); "
+            "if it fails again: podman pull or build it again",
         )
 
 

@@ -49,7 +49,8 @@ class FileData:
     def __init__(self, run: Run, place: Place) -> None:
         self.run = run
         self.place = place
-        """relative to the run, so that it also holds for a copy; a large file's is set once its blocks are written"""
+        """relative to the run, so it stays valid if the run is copied; for a large file, it is set once all its blocks
+        are written"""
 
     def located(self) -> tuple[int, int, bytes, int, int]:
         """The fields of an inode: size, start of the blocks, their size words, fragment, offset in the plain fragment.

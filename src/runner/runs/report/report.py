@@ -50,7 +50,8 @@ USE: dict[str, Callable[[NodeUsage], float | None]] = {
 }
 MOST_NODES = 8
 MOST_BYTES = 700_000
-# (buckets of each curve, runs with details, runs in the table): the report has the first that is small enough
+# (buckets of each curve, runs with details, runs in the table): the report has the first that is small enough, or the
+# last
 _SIZES = (
     (2000, 20, 1000),
     (1000, 20, 800),
@@ -301,7 +302,6 @@ def render(
     template = environment.from_string(texts[f"page_{kind}_j2"])
     code = f"/*\n{texts['uPlot_LICENSE']}*/\n{texts['uPlot_min_js']}\n{texts['page_js']}"
     digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
-    pairs = differences(reports) if 1 < len(reports) <= 8 else ({}, [])
     for buckets, detailed, listed in _SIZES:
         some = reports[-detailed:]
         text = template.render(
@@ -317,7 +317,7 @@ def render(
             statuses=statuses[-listed:],
             reports=some,
             data=chart_data(some, buckets),
-            differences=pairs,
+            differences=differences(some) if 1 < len(reports) <= 8 else ({}, []),
             buckets=buckets,
         )
         if len(text.encode(errors="backslashreplace")) <= MOST_BYTES:

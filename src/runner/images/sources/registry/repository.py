@@ -29,6 +29,7 @@ from runner.images.sources.registry.web import (
     host_of,
     is_loopback,
     origin,
+    site_of,
 )
 from runner.images.sources.registry.web_errors import Transient, Untrusted
 
@@ -146,8 +147,10 @@ class Repository:
                     if kind.startswith("text/html") or describe(body) == "a web page":
                         raise RunnerError(
                             f"{host_of(answer.url)} returned a web page",
-                            "runner expected a manifest; the page may come from a proxy, or the host is not a registry",
-                            "open the address in a browser; check the registry's name and HTTPS_PROXY",
+                            f"runner expected the {what}; "
+                            "the page may come from a proxy, or the host is not a registry",
+                            f"open {site_of(answer.url)} in a browser to see it; "
+                            "check the registry's name and HTTPS_PROXY",
                         )
                     return body, answer.headers
             except Transient as trouble:

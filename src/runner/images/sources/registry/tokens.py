@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 from runner.errors import RunnerError
 from runner.images.sources.registry.credentials import Login, Search, how_to_add
-from runner.images.sources.registry.web import Answer, Tries, Web, check_passing, host_of
+from runner.images.sources.registry.web import Answer, Tries, Web, check_passing, host_of, site_of
 from runner.images.sources.registry.web_errors import Transient
 
 LIMIT = 1 << 20
@@ -124,7 +124,7 @@ class Tokens:
             raise RunnerError(
                 f"{host_of(answer.url)} did not issue a token for {self._registry}",
                 f"the host returned status {answer.status} and {describe(body)}",
-                "open the address in a browser (it may be a login page), and check HTTPS_PROXY",
+                f"open {site_of(answer.url)} in a browser (it may be a login page), and check HTTPS_PROXY",
             )
         return token
 

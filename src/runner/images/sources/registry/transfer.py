@@ -228,10 +228,10 @@ def check_range(answer: Answer, blob: Blob, start: int, registry: str) -> None:
     """Raise if a 206 has other bytes than requested, or belongs to a blob of another size."""
     unit, _, rest = answer.headers.get("Content-Range", "").partition(" ")
     span, _, total = rest.partition("/")
+    if not rest:
+        raise Transient("the server sent a partial answer without the header Content-Range")
     if unit != "bytes" or span.partition("-")[0] != str(start):
-        raise Transient(
-            f"the server sent a range that was not requested: {rest or 'without Content-Range'}"
-        )
+        raise Transient(f"the server sent {unit} {rest}, but byte {start:,} was requested first")
     if total.isdecimal() and int(total) != blob.size:
         raise RunnerError(
             f"the blob {blob.digest} on {registry} does not match the manifest",

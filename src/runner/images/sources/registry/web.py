@@ -312,6 +312,11 @@ def host_of(url: str) -> str:
     return urlsplit(url).netloc.rpartition("@")[2]
 
 
+def site_of(url: str) -> str:
+    """SCHEME://HOST[:PORT] of a URL."""
+    return f"{urlsplit(url).scheme}://{host_of(url)}"
+
+
 def is_loopback(host: str) -> bool:
     """Whether a host name (no port) means this machine: localhost, 127.0.0.0/8, ::1."""
     if host.lower() == "localhost":
