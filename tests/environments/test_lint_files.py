@@ -143,6 +143,15 @@ def test_every_field_that_an_engine_refuses_is_named_once_by_the_rule_that_knows
     ]
 
 
+def test_a_target_that_cannot_be_mounted_is_to_be_changed_and_not_the_folder(check):
+    found = check('image = "/a.sqsh"\nmounts = ["/ok:/a,b", "/a,b:/x"]\n', "pyxis")
+    separators = [finding.fix for finding in found if finding.code == "mount-separator"]
+    assert separators == [
+        "choose another target for the mount",
+        "rename the folder, or mount a symlink to it: ln -s FOLDER LINK",
+    ]
+
+
 def test_away_from_the_site_nothing_is_said_about_this_machine(check):
     """An EDF for a cluster is checked on a laptop: image, mounts, logins and the cluster's variables are not there."""
     text = 'image = "nvcr.io#nvidia/pytorch:25.01-py3"\nmounts = ["${SCRATCH}/x:/x", "/capstor:/capstor"]\n'

@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 
 from runner.environments.edf import Mount, parse_mount, split_fields
 from runner.environments.engines import engine_of
-from runner.environments.engines.shared import MountSyntax
+from runner.environments.engines.shared import SEPARATOR_FIXES, MountSyntax
 from runner.environments.lint.finding import Finding, Subject, finding
 from runner.environments.rewriting import Set
 from runner.errors import RunnerError, nearest
@@ -217,12 +217,11 @@ def _faults(
         yield "mount-without-target", reason, f"write '{new}'", new
     if len(fields) == 3:
         yield from _flags(fields, engine, syntax)
-    for path in fields[:2]:
+    for path, fix in zip(fields[:2], SEPARATOR_FIXES, strict=False):
         split = path if syntax.splits_before_expanding else _with_defaults(path)
         bad = syntax.bad_character(split)
         if bad:
             reason = f"{path!r} contains {bad}, which a mount of {engine} cannot contain"
-            fix = "rename the folder, or mount a symlink to it: ln -s FOLDER LINK"
             yield "mount-separator", reason, fix, ""
             return
 
