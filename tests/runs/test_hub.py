@@ -4,6 +4,7 @@ import importlib
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,14 +97,18 @@ def test_states(tmp_path: Path) -> None:
 
 
 def settled(
-    folder: Path, *arguments: str, env: Mapping[str, str] | None = None, strict: bool = True
+    folder: Path,
+    *arguments: str,
+    command: tuple[str, ...] = (),
+    env: Mapping[str, str] | None = None,
+    site_env: Mapping[str, str] | None = None,
+    strict: bool = True,
 ) -> tuple[Job, tuple[str, ...]]:
     environment = Environment("plain", None, "")
-    job = Job("train", environment, script="jobs/x.py", arguments=arguments, env=env or {})
-    project = Project(None, folder, folder)
-    return hub.choose_offline(
-        job, environment, project, load_site("local"), {"RUNNER_CACHE": str(folder)}, strict=strict
-    )
+    script = None if command else "jobs/x.py"
+    job = Job("train", environment, script=script, command=command, arguments=arguments, env=env or {})
+    project, site = Project(None, folder, folder), replace(load_site("local"), env=site_env or {})
+    return hub.choose_offline(job, environment, project, site, {"RUNNER_CACHE": str(folder)}, strict=strict)
 
 
 NAMES = ("--model_name_or_path", "org/m", "--dataset_name", "org/d")
@@ -114,9 +119,26 @@ def test_a_job_whose_names_are_all_here_is_kept_offline(tmp_path: Path) -> None:
         noted(tmp_path / hub.HOME, each)
     job, notes = settled(tmp_path, *NAMES)
     assert (job.env, notes) == ({"HF_HUB_OFFLINE": "1"}, ())
+    assert settled(tmp_path, command=("python", "x.py", *NAMES))[0].env == {"HF_HUB_OFFLINE": "1"}, "a command too"
     assert settled(tmp_path, *NAMES, env={"HF_HUB_OFFLINE": "0"})[0].env == {"HF_HUB_OFFLINE": "0"}
     job, notes = settled(tmp_path, *NAMES, "--push_to_hub")
     assert not job.env and "pushes to the hub" in notes[0]
+
+
+def test_an_offline_job_reads_the_cache_of_the_prefetch(tmp_path: Path) -> None:
+    """The default of its library is in the home folder. HF_HOME of the job, the environment or the site stays."""
+    for home in (tmp_path / hub.HOME, tmp_path / "own"):
+        for each in (MODEL, DATA):
+            noted(home, each)
+    assert settled(tmp_path, *NAMES)[0].hub_in_cache
+    assert settled(tmp_path, *NAMES, env={"HF_HUB_OFFLINE": "1"})[0].hub_in_cache
+    assert not settled(tmp_path, *NAMES, env={"HF_HUB_OFFLINE": "0"})[0].hub_in_cache
+    assert not settled(tmp_path, *NAMES, "--push_to_hub")[0].hub_in_cache
+    own = {"HF_HOME": str(tmp_path / "own")}
+    for job, _ in (settled(tmp_path, *NAMES, env=own), settled(tmp_path, *NAMES, site_env=own)):
+        assert job.env["HF_HUB_OFFLINE"] == "1" and not job.hub_in_cache
+    (tmp_path / "own" / hub.NOTES / DATA.note).unlink()
+    assert "dataset 'org/d'" in settled(tmp_path, *NAMES, site_env=own)[1][0]
 
 
 def test_what_was_not_fetched_is_a_warning_with_the_command(tmp_path: Path) -> None:
@@ -144,6 +166,7 @@ def test_a_file_by_url_must_be_prefetched(tmp_path: Path) -> None:
     with pytest.raises(RunnerError, match="cannot find the file 'https://example") as caught:
         settled(tmp_path, *words)
     assert caught.value.fix.endswith("`runner prefetch` with the same job, environment and arguments")
+    assert settled(tmp_path, command=("pip", "install", FILE.name))[1] == (), "pip downloads it itself"
     noted(tmp_path / hub.HOME, FILE)
     assert settled(tmp_path, *words)[0].env == {"HF_HUB_OFFLINE": "1"}
 
