@@ -11,10 +11,12 @@ import pytest
 
 from runner.environments.environment import Environment
 from runner.errors import RunnerError
+from runner.machine.report import Quiet
 from runner.project import Project
-from runner.runs import hub
+from runner.runs import hub, prefetch
 from runner.runs.hub import Repository
 from runner.runs.job import Job
+from runner.runs.plan import Request
 from runner.site_files import load_site
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -179,3 +181,30 @@ def test_a_job_that_is_offline_and_lacks_something_is_refused(tmp_path: Path) ->
         settled(tmp_path, *words, env=env)
     (home / "hub/models--org--m/snapshots/abc").mkdir(parents=True)
     assert settled(tmp_path, *words, env=env)[1] == ()
+
+
+@pytest.mark.parametrize(
+    ("job", "script", "words"),
+    [
+        (None, None, ("python", "x.py", *NAMES)),
+        ("command", None, NAMES[2:]),
+        ("script", None, NAMES[2:]),
+        (None, "x", NAMES),
+    ],
+)
+def test_a_prefetch_reads_the_words_that_a_launch_gets(
+    tmp_path: Path, job: str | None, script: str | None, words: tuple[str, ...]
+) -> None:
+    """The words after -- are the command, or else they follow the arguments of the job file."""
+    texts = {
+        "edf/plain.toml": 'image = ""\n',
+        "jobs/x.py": "",
+        "jobs/command.toml": f'command = ["python", "x.py"]\narguments = {json.dumps(NAMES[:2])}\n',
+        "jobs/script.toml": f'script = "jobs/x.py"\narguments = {json.dumps(NAMES[:2])}\n',
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    request = Request(job=job, script=script, words=words, env="plain", site="local", engine="host")
+    project = Project(tmp_path, tmp_path / "shipped", tmp_path)
+    assert prefetch.plan(request, project, {"RUNNER_CACHE": "/c"}, Quiet()).wanted == (MODEL, DATA)

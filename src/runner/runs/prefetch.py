@@ -58,9 +58,12 @@ def plan(
     job_file, program = find_program(request, project)
     name = request.env or value(job_file, "environment")
     environment = find_environment(name, project, environ, site, report)
+    # without a job and a script, the words are the command
+    has_arguments = request.job is not None or program.script is not None
     words = (
+        *program.command,
         *(value(job_file, "arguments") or ()),
-        *(request.words if program.script else program.command),
+        *(request.words if has_arguments else ()),
     )
     env = {
         **hub.hub_variables(environ),
