@@ -4,6 +4,7 @@ import importlib
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from runner.environments.environment import Environment
 from runner.errors import RunnerError
 from runner.machine.report import Quiet
 from runner.project import Project
-from runner.runs import hub, prefetch
+from runner.runs import hub, prefetch, shell
 from runner.runs.hub import Repository
 from runner.runs.job import Job
 from runner.runs.plan import Request
@@ -208,3 +209,19 @@ def test_a_prefetch_reads_the_words_that_a_launch_gets(
     request = Request(job=job, script=script, words=words, env="plain", site="local", engine="host")
     project = Project(tmp_path, tmp_path / "shipped", tmp_path)
     assert prefetch.plan(request, project, {"RUNNER_CACHE": "/c"}, Quiet()).wanted == (MODEL, DATA)
+
+
+@pytest.mark.parametrize("engine", ["host", "podman"])
+def test_a_prefetch_has_the_login_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
+    """A container may not see the home folder. The value is in no command line."""
+    pytest.importorskip("huggingface_hub")
+    (tmp_path / ".cache/huggingface").mkdir(parents=True)
+    (tmp_path / ".cache/huggingface/token").write_text("hf_of-the-login-123\n")
+    started = shell.Call(("sh",), {"RUNNER_CACHE": "/c"}, tmp_path)
+    monkeypatch.setattr(shell, "prepared", lambda *words: nullcontext(started))  # starting podman is not the point here
+    wanted = prefetch.Prefetch((MODEL,), tmp_path / "hub", engine, None, {}, load_site("local"))
+    environ, project = {"HOME": str(tmp_path)}, Project(None, ROOT, tmp_path)
+    with prefetch.prepared(wanted, project, environ, Quiet(), ()) as call:
+        assert call.env["HF_TOKEN"] == "hf_of-the-login-123" and "hf_of" not in " ".join(call.argv)
+    with prefetch.prepared(wanted, project, {**environ, "HF_TOKEN": ""}, Quiet(), ()) as call:
+        assert "HF_TOKEN" not in call.env
