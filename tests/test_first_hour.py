@@ -103,5 +103,29 @@ def test_a_shell_of_a_waiting_run_says_that_it_takes_an_allocation_of_its_own(tm
     said: list[str] = []
     report = Console()
     monkeypatch.setattr(report, "say", said.append)
-    shell._place_of_run(run, {}, report)
+    shell._place_of_run(run, None, {}, report)
     assert said == ["x-0001 is not running (PENDING): requesting a separate allocation for this shell"]
+
+
+@pytest.mark.parametrize(("own", "requested", "contained"), [("host", None, False), ("sarus", None, True),
+                                                            ("sarus", "host", False), ("", None, True)])  # fmt: skip
+def test_a_shell_of_a_run_promises_a_container_only_if_its_engine_has_one(
+    tmp_path, monkeypatch, own, requested, contained
+):
+    """Own batch scripts, too, have the engine host. --engine overrides the run's."""
+    (tmp_path / shell.EDF).write_text('image = "/x.sqsh"\n')
+    run = Run("x-0001", tmp_path, "x", "generic-slurm", "slurm", "2026", engine=own)
+    said: list[str] = []
+    report = Console()
+    monkeypatch.setattr(report, "say", said.append)
+    for state in ("RUNNING", "COMPLETED"):
+        status = RunStatus(run, state, nodes="n1")
+        monkeypatch.setattr(shell, "ask", lambda runs, status=status: (status,))
+        shell._place_of_run(run, requested, {}, report)
+    if contained:
+        opening = "a new container from the same image inside its allocation"
+    else:
+        opening = "a shell inside its allocation, outside any container"
+    assert said[0] == f"x-0001 is running on n1: opening {opening}"
+    what = "new container from the same image" if contained else "shell outside any container"
+    assert said[1] == f"x-0001 is COMPLETED: requesting an allocation for a {what}"

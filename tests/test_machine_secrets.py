@@ -181,6 +181,7 @@ def test_logins_in_the_home_folder_reach_the_job_and_no_record(
     assert done.stdout == f"{','.join(expected)}\n{'(secret)' * sum(map(bool, expected))}"
     assert done.stderr == ""
     assert {value for value in expected if value} <= secrets.known(home).keys()
+    assert (secrets.value_for_job("HF_TOKEN", home), secrets.value_for_job("WANDB_API_KEY", home)) == expected
 
 
 def test_a_value_may_come_from_a_command_such_as_a_keyrings(
@@ -191,6 +192,12 @@ def test_a_value_may_come_from_a_command_such_as_a_keyrings(
     (tmp_path / "ring").write_text(f"{VALUE}\n")
     file = put(environ, f"HF_TOKEN=!cat {tmp_path}/ring\nA_TOKEN=!cat {tmp_path}/none\nB_TOKEN=plain-as-before\n")
     assert secrets.check(environ) == ("HF_TOKEN", "A_TOKEN", "B_TOKEN")
+    found = [secrets.value_for_job(name, environ) for name in ("HF_TOKEN", "A_TOKEN", "B_TOKEN")]
+    assert found == [VALUE, "", "plain-as-before"]
+    assert secrets.value_for_job("B_TOKEN", {**environ, "B_TOKEN": "exported"}) == "exported"
+    file.chmod(0o644)
+    assert secrets.value_for_job("B_TOKEN", environ) == ""
+    file.chmod(0o600)
     with pytest.raises(RunnerError, match="HF_TOKEN"):
         write_record(tmp_path / "f", f"x={VALUE}")
     payload = Path(secrets.__file__).parents[1] / "runs/payload/secrets.sh"

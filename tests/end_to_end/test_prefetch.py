@@ -12,7 +12,7 @@ from tests.schemas import check
 pytest.importorskip("huggingface_hub")
 HOST = ("--engine", "host", "--env", "plain")
 JOB = 'script = "jobs/look.py"\nlauncher = "none"\narguments = ["--model_name_or_path", "org/small"]\n'
-LOOK = "import os\nprint('offline', os.environ.get('HF_HUB_OFFLINE'))\n"
+LOOK = "import os\nprint('offline', os.environ.get('HF_HUB_OFFLINE'), 'in', os.environ.get('HF_HOME'))\n"
 
 
 def test_a_prefetched_job_runs_offline_and_a_damaged_one_is_not_submitted(local: Runner, tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_a_prefetched_job_runs_offline_and_a_damaged_one_is_not_submitted(local:
     folder = Path(done.stdout.strip())
     assert folder.is_relative_to(local.runs / ".cache/huggingface/hub/models--org--small")
     _, log = local.finished(*HOST, "look")
-    assert "offline 1" in log
+    assert f"offline 1 in {local.runs}/.cache/huggingface\n" in log
     os.truncate((folder / "model.safetensors").resolve(), 10)
     refused = local("launch", *HOST, "look", code=1)
     assert f"{folder / 'model.safetensors'} has 10 bytes, not 5000" in refused.stderr

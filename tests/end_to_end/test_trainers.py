@@ -39,7 +39,7 @@ def test_the_job_file_and_the_command_line_name_the_trainer(local: Runner) -> No
     assert local.status(folder.name)["step"] is None
     again = local.finished("round", *HOST, "--trainer", "generic")[0]
     assert local.status(again.name)["step"] is None  # the generic one does not know rounds
-    finds_nothing = "the trainer generic has found no step in the log"
+    finds_nothing = "runner has found no step of the trainer generic in the log"
     assert finds_nothing in local("status", again.name).stderr
     assert finds_nothing in local("why", again.name, code=None).stdout
     assert finds_nothing not in local("status", folder.name).stderr
@@ -92,5 +92,5 @@ def test_a_batch_script_whose_trainer_finds_nothing(cluster: Runner) -> None:
     words = ("--trainer", "nanogpt", "--wait", "loop.sbatch")
     folder = cluster.runs / cluster("launch", *words, extra_environ=QUICK).stdout.strip()
     assert (folder / "job.log").read_text() == "iter 1: loss 2.5, time 12ms\n"
-    text = "the trainer nanogpt has found no step in the log"
+    text = "runner has found no step of the trainer nanogpt in the log"
     assert text in cluster("status", folder.name).stderr

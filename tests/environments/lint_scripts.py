@@ -167,6 +167,12 @@ SCRIPTS = [
     advice("gpus-per-task", "srun -n 8 --gpus-per-task 1 true\n", "srun -n 8 --gpus-per-task 1 --gpu-bind=none true\n"),
     advice(
         "gpus-per-task",
+        "#SBATCH --gpus-per-task=1 -n 8 --gpu-bind=none\nsrun --gpus-per-task=1 --gpu-bind=closest true\n",
+        "#SBATCH --gpus-per-task=1 -n 8 --gpu-bind=none\nsrun --gpus-per-task=1 true\n",
+        line=4,
+    ),
+    advice(
+        "gpus-per-task",
         "#SBATCH --ntasks-per-node=4 --gpus-per-task=1\n",
         "#SBATCH --ntasks-per-node=1 --gpus-per-task=4\n",
     ),
@@ -217,5 +223,12 @@ HARMLESS = {
         "for N in 1 2; do\nsbatch <<EOF\n#!/bin/bash\n#SBATCH --nodes=${N} --output=$PWD/%j.log\n"
         'cd "\\${SCRATCH}"\nsrun python x.py\nEOF\ndone\n'
     ),
+    "GPUs of all tasks, by another line": (
+        "#SBATCH --gpus-per-task=1 -n 8\n#SBATCH --gpu-bind=none\nsrun -n 8 --gpus-per-task=1 true\n"
+    ),
+    "GPUs of all tasks, by the step": (
+        "#SBATCH --gpus-per-task=1 -n 8\nsrun -N 1 -n 1 nvidia-smi\nsrun --gpu-bind none true\n"
+    ),
+    "GPUs of all tasks, by a flag": "#SBATCH --gpus-per-task=1 -n 8\nsrun --gres-flags=allow-task-sharing true\n",
     "arithmetic": "(( x = 1 << y ))\nsrun python x.py\n",
 }

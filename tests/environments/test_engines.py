@@ -230,6 +230,16 @@ def test_what_an_engine_cannot_express_raises_and_nothing_is_dropped(tmp_path, e
     assert reason in caught.value.why and caught.value.fix
 
 
+@pytest.mark.parametrize(
+    ("mount", "fix"),
+    [("/a:/b c", "choose another target"), ("/a b:/c", "mount a symlink"), ("/a b:/a b", "mount a symlink")],
+)
+def test_a_target_that_cannot_be_mounted_is_to_be_changed_and_not_the_folder(tmp_path, mount, fix):
+    with pytest.raises(RunnerError) as caught:
+        attach(environment_of(tmp_path, f'{IMAGE}mounts = ["{mount}"]\n'), SITE, "pyxis", {})
+    assert fix in caught.value.fix
+
+
 @pytest.mark.parametrize("engine", ["podman", "docker", "apptainer", "sarus"])
 def test_an_image_has_the_registry_with_a_slash_and_no_user_where_enroots_form_is_not_known(tmp_path, engine):
     named = environment_of(tmp_path, 'image = "nvcr.io#nvidia/pytorch:24.06-py3"\nentrypoint = false\n')

@@ -143,11 +143,12 @@ def test_every_field_that_an_engine_refuses_is_named_once_by_the_rule_that_knows
     ]
 
 
-def test_a_path_that_an_engine_cannot_mount_gets_the_fix_for_its_side(check):
-    found = check('image = "/a.sqsh"\nmounts = ["/a,b:/x", "/ok:/o,k"]\n', "apptainer")
-    assert [finding.fix for finding in found if finding.code == "mount-separator"] == [
-        "rename it, or mount a symlink to it: ln -s SOURCE LINK",
+def test_a_target_that_cannot_be_mounted_is_to_be_changed_and_not_the_folder(check):
+    found = check('image = "/a.sqsh"\nmounts = ["/ok:/a,b", "/a,b:/x"]\n', "pyxis")
+    separators = [finding.fix for finding in found if finding.code == "mount-separator"]
+    assert separators == [
         "choose another target",
+        "rename it, or mount a symlink to it: ln -s SOURCE LINK",
     ]
 
 

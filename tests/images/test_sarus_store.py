@@ -15,7 +15,7 @@ import pytest
 from runner.errors import RunnerError
 from runner.images import sarus_store
 from runner.images.importer.plan import ImportOptions, ImportRequest
-from runner.images.importer.sarus import store_image
+from runner.images.importer.sarus import explain, store_image
 from runner.images.sarus_store import Row, Stored, find, name_in, parse_images
 from runner.images.squashfs_file import is_whole
 from tests.images.bench import TINY, Bench
@@ -233,9 +233,24 @@ def test_what_a_killed_migration_left_is_replaced(bench: Bench, sarus: Sarus) ->
     bench.write("five", TINY + "LABEL five=1\n")
     reference = bench.build("five").reference
     sarus.add(reference, data=None)
+    planned = explain(ImportRequest("five", bench.images, bench.project, bench.environ, ImportOptions()), bench.report)
+    assert planned[1:] == (f"runs:   sarusctl rmi {reference}", f"runs:   sarusctl migrate {reference}")
     put(bench, "five")
     assert sarus.calls() == [f"rmi {reference}", f"migrate {reference}"]
-    assert any("only half in the store" in line for line in bench.report.lines)
+    assert any("is incomplete in the store" in line for line in bench.report.lines)
+
+
+@pytest.mark.parametrize(
+    ("data", "again", "verbs"),
+    [(WHOLE, False, ["pull"]), (WHOLE, True, ["rmi", "pull"]), (None, False, ["rmi", "pull"])],
+)
+def test_a_dry_run_tells_that_an_image_is_replaced(sarus: Sarus, tmp_path: Path, data, again, verbs) -> None:
+    bench = Bench(tmp_path, sarus.environ)
+    sarus.add("quay.io/a/b:1", data=data)
+    options = ImportOptions(again=again)
+    request = ImportRequest("docker://quay.io/a/b:1", bench.images, bench.project, bench.environ, options)
+    lines = [f"runs:   sarusctl {verb} quay.io/a/b:1" for verb in verbs]
+    assert explain(request, bench.report) == ("reads:  quay.io/a/b:1", *lines) and sarus.calls() == []
 
 
 @pytest.mark.parametrize(

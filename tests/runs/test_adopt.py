@@ -248,8 +248,23 @@ def test_other_options_of_srun_go_to_sbatch_or_srun():
     sbatch = ["--qos=hi", "--constraint=g", "--exclusive", "--gres=gpu:a100:4"]
     assert job["slurm"] == {"sbatch": sbatch, "srun": ["--mpi=pmix"]}
     assert job["save_seconds"] == 300
-    for start in ("-J big: a run is named after its job file", "-o log: not carried over: a run has one output file"):
-        assert any(note.startswith(start) for note in notes), notes
+    assert any(note.startswith("-o log: not carried over: a run has one output file") for note in notes), notes
+
+
+@pytest.mark.parametrize(
+    ("name", "job_file", "note"),
+    [
+        ("big", "", "; to keep the name: --job jobs/big.toml"),
+        ("big", "jobs/small.toml", "; to keep the name: --job jobs/big.toml"),
+        ("big", "jobs/big.toml", None),
+        ("a/b c", "jobs/small.toml", ""),
+    ],
+)
+def test_a_job_name_becomes_that_of_the_job_file(name, job_file, note):
+    adopted, _ = read_command_line(("srun", "-J", name, "--container-image=i", "a"), Path("/here"), job_file)
+    told = [each for each in adopted.notes if "named after" in each]
+    start = f"-J {name}: not carried over: a run is named after its job file"
+    assert told == ([] if note is None else [start + note])
 
 
 def test_the_variable_of_enroots_hook_is_in_the_edf():

@@ -4,16 +4,20 @@ import importlib
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from runner.environments.environment import Environment
 from runner.errors import RunnerError
+from runner.machine.report import Quiet
 from runner.project import Project
-from runner.runs import hub
+from runner.runs import hub, prefetch, shell
 from runner.runs.hub import Repository
 from runner.runs.job import Job
+from runner.runs.plan import Request
 from runner.site_files import load_site
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,14 +100,18 @@ def test_states(tmp_path: Path) -> None:
 
 
 def settled(
-    folder: Path, *arguments: str, env: Mapping[str, str] | None = None, strict: bool = True
+    folder: Path,
+    *arguments: str,
+    command: tuple[str, ...] = (),
+    env: Mapping[str, str] | None = None,
+    site_env: Mapping[str, str] | None = None,
+    strict: bool = True,
 ) -> tuple[Job, tuple[str, ...]]:
     environment = Environment("plain", None, "")
-    job = Job("train", environment, script="jobs/x.py", arguments=arguments, env=env or {})
-    project = Project(None, folder, folder)
-    return hub.choose_offline(
-        job, environment, project, load_site("local"), {"RUNNER_CACHE": str(folder)}, strict=strict
-    )
+    script = None if command else "jobs/x.py"
+    job = Job("train", environment, script=script, command=command, arguments=arguments, env=env or {})
+    project, site = Project(None, folder, folder), replace(load_site("local"), env=site_env or {})
+    return hub.choose_offline(job, environment, project, site, {"RUNNER_CACHE": str(folder)}, strict=strict)
 
 
 NAMES = ("--model_name_or_path", "org/m", "--dataset_name", "org/d")
@@ -114,9 +122,26 @@ def test_a_job_whose_names_are_all_here_is_kept_offline(tmp_path: Path) -> None:
         noted(tmp_path / hub.HOME, each)
     job, notes = settled(tmp_path, *NAMES)
     assert (job.env, notes) == ({"HF_HUB_OFFLINE": "1"}, ())
+    assert settled(tmp_path, command=("python", "x.py", *NAMES))[0].env == {"HF_HUB_OFFLINE": "1"}, "a command too"
     assert settled(tmp_path, *NAMES, env={"HF_HUB_OFFLINE": "0"})[0].env == {"HF_HUB_OFFLINE": "0"}
     job, notes = settled(tmp_path, *NAMES, "--push_to_hub")
     assert not job.env and "pushes to the hub" in notes[0]
+
+
+def test_an_offline_job_reads_the_cache_of_the_prefetch(tmp_path: Path) -> None:
+    """The default of its library is in the home folder. HF_HOME of the job, the environment or the site stays."""
+    for home in (tmp_path / hub.HOME, tmp_path / "own"):
+        for each in (MODEL, DATA):
+            noted(home, each)
+    assert settled(tmp_path, *NAMES)[0].hub_in_cache
+    assert settled(tmp_path, *NAMES, env={"HF_HUB_OFFLINE": "1"})[0].hub_in_cache
+    assert not settled(tmp_path, *NAMES, env={"HF_HUB_OFFLINE": "0"})[0].hub_in_cache
+    assert not settled(tmp_path, *NAMES, "--push_to_hub")[0].hub_in_cache
+    own = {"HF_HOME": str(tmp_path / "own")}
+    for job, _ in (settled(tmp_path, *NAMES, env=own), settled(tmp_path, *NAMES, site_env=own)):
+        assert job.env["HF_HUB_OFFLINE"] == "1" and not job.hub_in_cache
+    (tmp_path / "own" / hub.NOTES / DATA.note).unlink()
+    assert "dataset 'org/d'" in settled(tmp_path, *NAMES, site_env=own)[1][0]
 
 
 def test_what_was_not_fetched_is_a_warning_with_the_command(tmp_path: Path) -> None:
@@ -144,6 +169,7 @@ def test_a_file_by_url_must_be_prefetched(tmp_path: Path) -> None:
     with pytest.raises(RunnerError, match="cannot find the file 'https://example") as caught:
         settled(tmp_path, *words)
     assert caught.value.fix.endswith("`runner prefetch` with the same job, environment and arguments")
+    assert settled(tmp_path, command=("pip", "install", FILE.name))[1] == (), "pip downloads it itself"
     noted(tmp_path / hub.HOME, FILE)
     assert settled(tmp_path, *words)[0].env == {"HF_HUB_OFFLINE": "1"}
 
@@ -156,3 +182,46 @@ def test_a_job_that_is_offline_and_lacks_something_is_refused(tmp_path: Path) ->
         settled(tmp_path, *words, env=env)
     (home / "hub/models--org--m/snapshots/abc").mkdir(parents=True)
     assert settled(tmp_path, *words, env=env)[1] == ()
+
+
+@pytest.mark.parametrize(
+    ("job", "script", "words"),
+    [
+        (None, None, ("python", "x.py", *NAMES)),
+        ("command", None, NAMES[2:]),
+        ("script", None, NAMES[2:]),
+        (None, "x", NAMES),
+    ],
+)
+def test_a_prefetch_reads_the_words_that_a_launch_gets(
+    tmp_path: Path, job: str | None, script: str | None, words: tuple[str, ...]
+) -> None:
+    """The words after -- are the command, or else they follow the arguments of the job file."""
+    texts = {
+        "edf/plain.toml": 'image = ""\n',
+        "jobs/x.py": "",
+        "jobs/command.toml": f'command = ["python", "x.py"]\narguments = {json.dumps(NAMES[:2])}\n',
+        "jobs/script.toml": f'script = "jobs/x.py"\narguments = {json.dumps(NAMES[:2])}\n',
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    request = Request(job=job, script=script, words=words, env="plain", site="local", engine="host")
+    project = Project(tmp_path, tmp_path / "shipped", tmp_path)
+    assert prefetch.plan(request, project, {"RUNNER_CACHE": "/c"}, Quiet()).wanted == (MODEL, DATA)
+
+
+@pytest.mark.parametrize("engine", ["host", "podman"])
+def test_a_prefetch_has_the_login_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
+    """A container may not see the home folder. The value is in no command line."""
+    pytest.importorskip("huggingface_hub")
+    (tmp_path / ".cache/huggingface").mkdir(parents=True)
+    (tmp_path / ".cache/huggingface/token").write_text("hf_of-the-login-123\n")
+    started = shell.Call(("sh",), {"RUNNER_CACHE": "/c"}, tmp_path)
+    monkeypatch.setattr(shell, "prepared", lambda *words: nullcontext(started))  # starting podman is not the point here
+    wanted = prefetch.Prefetch((MODEL,), tmp_path / "hub", engine, None, {}, load_site("local"))
+    environ, project = {"HOME": str(tmp_path)}, Project(None, ROOT, tmp_path)
+    with prefetch.prepared(wanted, project, environ, Quiet(), ()) as call:
+        assert call.env["HF_TOKEN"] == "hf_of-the-login-123" and "hf_of" not in " ".join(call.argv)
+    with prefetch.prepared(wanted, project, {**environ, "HF_TOKEN": ""}, Quiet(), ()) as call:
+        assert "HF_TOKEN" not in call.env

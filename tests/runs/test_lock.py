@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.errors import RunnerError
 from runner.images.squashfs_file import Squashfs
 from runner.runs.image import LaunchImage
 from runner.runs.lock import lock_text, recipe
+from runner.runs.rerun import Locked, changed_script
 from runner.runs.secrets import HIDDEN, hide_values, hide_words
 
 ANY_TEXT = st.text(st.characters(exclude_categories=("Cs",)))
@@ -71,3 +73,19 @@ def test_long_texts_are_judged_at_once(text: str) -> None:
     started = time.process_time()
     hide_words((text, "--note", text))
     assert time.process_time() - started < 1
+
+
+def test_a_rerun_needs_the_batch_script_or_its_copy(tmp_path: Path) -> None:
+    """Without a copy, a script that has changed is submitted as it is now; one that is gone cannot be."""
+    script, copy = tmp_path / "a.sh", tmp_path / "run/script/a.sh"
+    locked = Locked(tmp_path / "run/lock.toml", {"run": {"script_sha256": "0" * 64}, "job": {"batch": str(script)}})
+    with pytest.raises(RunnerError, match=r"run cannot be rerun") as raised:
+        changed_script(locked)
+    assert raised.value.why == f"{script} no longer exists or cannot be read, and the run folder has no copy"
+    script.write_text("#!/bin/sh\n")
+    assert changed_script(locked) == (str(script), False)
+    copy.parent.mkdir(parents=True)
+    copy.write_text("#!/bin/sh\n")
+    script.unlink()
+    assert changed_script(locked) == (str(script), True)
+    assert changed_script(replace(locked, tables={"run": {}, "job": {}})) == ("", False)

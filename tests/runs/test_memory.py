@@ -73,6 +73,20 @@ def test_a_config_is_found_as_file_as_folder_and_by_name_in_the_cache(tmp_path: 
         find_config("gpt9", {"HF_HOME": str(tmp_path)})
 
 
+@pytest.mark.parametrize(
+    ("model", "fix"),
+    [
+        ("gpt9", "hf download gpt9 config.json"),
+        ("a/gpt-9.1", "hf download a/gpt-9.1 config.json"),
+        *((path, "check the path") for path in ("./nope/config.json", "/nope", "~/nope", "a/b/config.json", "nope/")),
+    ],
+)
+def test_only_a_model_of_the_hub_can_be_downloaded(tmp_path: Path, model: str, fix: str) -> None:
+    with pytest.raises(RunnerError) as raised:
+        find_config(model, {"HF_HOME": str(tmp_path)})
+    assert raised.value.fix == f"{fix}, or give flags such as --hidden_size instead"
+
+
 def test_a_prefetched_model_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,7 +105,7 @@ def test_a_prefetched_model_is_found(
         if name:
             monkeypatch.setenv(name, str(home.parent))
         else:
-            assert f"no such model in {tmp_path}/.cache/huggingface/hub or {home}/hub" in looked_in
+            assert f"no config.json of such a model in {tmp_path}/.cache/huggingface/hub or {home}/hub" in looked_in
         assert run(words) == 0
         assert "8,030,261,248 parameters" in capsys.readouterr().err
         (folder / "config.json").unlink()

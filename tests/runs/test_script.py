@@ -182,6 +182,16 @@ def test_nothing_of_one_run(place: str) -> None:
     assert not re.search(r"sft-\d|20\d\d-\d\d|\d\d:\d\d:\d\d", text.replace("--time=00:30:00", ""))
 
 
+def test_the_cache_of_the_hub_is_where_the_node_has_the_shared_cache() -> None:
+    """Not where the launch has it: RUNNER_RUN has no symlinks, and a container sees RUNNER_CACHE at its own path."""
+    site = load_site("local", ENVIRON)
+    job = resolve((given(command=("true",)),), BARE, site)
+    line = '        inside HF_HOME "$RUNNER_CACHE/huggingface"'
+    for in_cache in (False, True):
+        text = script(replace(job, hub_in_cache=in_cache), attach(BARE, site, "host", ENVIRON), site)
+        assert (line in text) == in_cache
+
+
 def test_cpus_are_said_to_srun_again() -> None:
     """Between Slurm 22.05 and 23.11 srun did not take --cpus-per-task from sbatch."""
     text = script(command_job("true", nodes=2), site=SLURM)

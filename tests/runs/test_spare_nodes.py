@@ -43,7 +43,7 @@ def refusal(site: Site = SLURM, **settings: Any) -> str:
         ({"nodes": 2, "min_nodes": 3, "restart": POLICY}, "min_nodes = 3 is larger than nodes = 2"),
         ({"min_nodes": 1, "restart": POLICY}, "a job on one node has no other node"),
         ({"nodes": 2, "spare_nodes": 1}, "the job may not restart after a node failure"),
-        ({"nodes": 2, "spare_nodes": 1, "restart": ("hang=1",)}, "node_failure = 3 in [restart]"),
+        ({"nodes": 2, "spare_nodes": 1, "restart": ("hang=1",)}, "add node_failure = 3 to [restart]"),
         ({"spare_nodes": 1, "restart": (*POLICY, "in_place=false")}, "in_place = false gives the nodes back"),
         ({"nodes": 2, "spare_nodes": 1, "chain": 3}, "the job may not restart after a node failure"),
         ({"spare_nodes": 1, "restart": POLICY, "srun": ("--nodelist=a",)}, "--nodelist comes from spare_nodes"),

@@ -128,6 +128,15 @@ def test_a_launch_that_was_broken_off(run: Run, settle: Settle) -> None:
     assert settle(replace(run, state=PREPARING, job_ids=())).state == "PREPARING"
 
 
+def test_a_launch_that_was_broken_off_after_the_submission(run: Run, settle: Settle, tmp_path: Path) -> None:
+    """Its record does not name the job, but the attempt does."""
+    save(replace(run, state=PREPARING, job_ids=()))
+    attempt(run, 1, started="started now\njob 17\n")
+    assert (load(tmp_path).state, load(tmp_path).job_ids) == (SUBMITTED, ("17",))
+    assert settle(load(tmp_path), {"17": JobStatus("RUNNING")}).state == "RUNNING"
+    assert look(load(tmp_path)).state == "RUNNING"
+
+
 def test_a_live_process_of_ours_is_running(here: Run, settle: Settle) -> None:
     attempt(here, 1)
     found = settle(here)
@@ -196,7 +205,10 @@ def test_a_job_that_was_submitted_by_hand_is_the_one_that_counts(run: Run, queue
 def test_a_job_that_was_submitted_by_hand_and_still_waits_is_seen_and_cancelled(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """No file of the run folder names it yet; squeue says which folder it was submitted in."""
+    """No file of the run folder names it yet; squeue says which folder it was submitted in.
+
+    The same for a launch that was broken off after the submission.
+    """
     folder = tmp_path / "sft-0001"
     folder.mkdir()
     run = replace(run, folder=folder)
@@ -216,8 +228,10 @@ esac
     for program in bin_folder.iterdir():
         program.chmod(0o755)
     monkeypatch.setenv("PATH", str(bin_folder), prepend=":")
-    (found,) = status.ask([load(folder)])
-    assert (found.state, found.reason, found.live) == ("PENDING", "Priority", ("42",))
+    broken_off = replace(load(folder), state=PREPARING, job_ids=())
+    for each in (broken_off, load(folder)):
+        (found,) = status.ask([each])
+        assert (found.state, found.reason, found.live) == ("PENDING", "Priority", ("42",))
     assert [ended for _, ended in cancel.cancel([load(folder)], Quiet())] == [True]
     assert (tmp_path / "cancelled").read_text() == "42\n"
     (bin_folder / "squeue").write_text("#!/bin/sh\n")

@@ -13,7 +13,8 @@ import pytest
 
 from runner.runs.metrics import Metrics, pace
 from runner.runs.run import SUBMITTED, Run, save
-from runner.runs.why.explain import explain_run
+from runner.runs.status import RunStatus
+from runner.runs.why.explain import _state_text, explain_run
 from tests.lab.slurm import SlurmLab
 from tests.waiting import until
 
@@ -78,6 +79,18 @@ def test_why_earlier_attempts_were_followed_is_noted(tmp_path: Path) -> None:
     attempt(run, 2, exit_code="1\n")
     run.log.write_text(f"job.sbatch: attempt 2 on nid001\n{ERROR}")
     assert explain_run(run).notes == ("attempt 1: nid002 is lost: nid003 takes its place",)
+
+
+def test_an_exit_code_is_that_of_the_attempt_that_has_ended(tmp_path: Path) -> None:
+    """While a run waits for its next attempt, or is between two, the code is of the attempt before."""
+    run = make_run(tmp_path)
+    attempt(run, 1, exit_code="1\n")
+    attempt(run, 2, exit_code="1\n")
+    ended = "after attempt 2 ended with exit code 1"
+    assert _state_text(RunStatus(run, "PENDING", "BeginTime", 1)) == f"PENDING (BeginTime), {ended}"
+    assert _state_text(RunStatus(run, "RUNNING", exit_code=1)) == f"RUNNING, {ended}"
+    assert _state_text(RunStatus(run, "RUNNING")) == "RUNNING, attempt 2"
+    assert _state_text(RunStatus(run, "FAILED", "x", 1)) == "FAILED, exit code 1, attempt 2 (x)"
 
 
 def test_the_rank_follows_from_torchruns_folders(tmp_path: Path) -> None:

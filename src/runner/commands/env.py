@@ -218,7 +218,7 @@ def _of_command_line(args: argparse.Namespace, console: Console) -> dict[str, st
     from runner.runs.adopt.command_line import read_command_line
     from runner.runs.job import layer_of
 
-    adopted, draft = read_command_line(args.rest, Path.cwd())
+    adopted, draft = read_command_line(args.rest, Path.cwd(), args.job or "")
     for note in adopted.notes:
         console.say(note)
     no_job = adopted.no_job or (

@@ -19,6 +19,7 @@ def run_again(args: argparse.Namespace, console: Console) -> int:
     runs = runs_folder(args.site)
     locked = rerun.find(args.lock, runs)
     rerun.refuse_incomplete(locked)
+    changed, has_copy = rerun.changed_script(locked)
     rerun.need_image(locked, console)
     for line in rerun.losses(locked):
         console.warn(f"changed since the run: {line}")
@@ -30,10 +31,9 @@ def run_again(args: argparse.Namespace, console: Console) -> int:
     project = find_project()
     budget = budget_of(project, find_site(args.site, os.environ)[0])
     check(budget, runs, load(locked.folder).most_gpu_hours)
-    changed, has_copy = rerun.changed_script(locked)
     if changed and has_copy:
         console.say(
-            f"{changed} has changed since the launch; submitting the copy in the run folder"
+            f"{changed} has changed since the launch, or no longer exists; submitting the copy in the run folder"
         )
     elif changed:
         console.warn(

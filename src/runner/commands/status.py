@@ -42,7 +42,8 @@ def show_status(args: argparse.Namespace, console: Console) -> int:
             console.say(line)
         if found[-1].progress is None and (name := unread(found[-1].run)):
             console.say(
-                f"{newest}: the trainer {name} has found no step in the log; try it without naming a trainer"
+                f"{newest}: runner has found no step of the trainer {name} in the log; "
+                "at the next launch, leave out the trainer, so that runner recognizes it"
             )
         if found[-1].active:
             console.say(f"to see the output: runner logs -f {newest}")

@@ -116,6 +116,21 @@ def known(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     }
 
 
+def value_for_job(name: str, environ: Mapping[str, str] = os.environ) -> str:
+    """The value that a job gets for a variable: the exported one, or else that of the user's file, or else of a login;
+    empty if there is none. payload/secrets.sh uses the same rules."""
+    if environ.get(name):
+        return environ[name]
+    file = path(environ)
+    with suppress(OSError):
+        if not file.stat().st_mode & 0o077:
+            value = _pairs(file.read_text(errors="replace").splitlines()).get(name, "")
+            value = _printed(value[1:]) if value.startswith("!") else value
+            if value:
+                return value
+    return "" if name in environ else _logins(environ).get(name, "")
+
+
 def refuse(content: bytes, where: str, environ: Mapping[str, str] = os.environ) -> None:
     """Raise RunnerError if `content` contains the value of a known secret. The error does not repeat the value."""
     for value, name in known(environ).items():

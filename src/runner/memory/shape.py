@@ -162,10 +162,13 @@ def find_config(model: str, environment: Mapping[str, str], prefetched: Path | N
     )
     if found:
         return found[-1]
+    named = re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", model)
+    first = f"hf download {model} config.json" if named else "check the path"
     raise RunnerError(
         f"there is no model {model!r} on this machine",
-        f"there is no file or folder of that name, and no such model in {' or '.join(map(str, hubs))}",
-        f"hf download {model} config.json, or give flags such as --hidden_size instead",
+        "there is no file or folder of that name, and no config.json of such a model in "
+        + " or ".join(map(str, hubs)),
+        f"{first}, or give flags such as --hidden_size instead",
     )
 
 

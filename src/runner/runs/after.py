@@ -8,7 +8,7 @@ from runner.environments.edf import Mount
 from runner.errors import RunnerError
 from runner.project import Project
 from runner.runs.job import Job
-from runner.runs.run import PREPARING, Dependencies, find_runs
+from runner.runs.run import Dependencies, find_runs
 from runner.site import Site
 
 PLACE = "{after}"
@@ -78,7 +78,7 @@ def still_pending(waits: Dependencies) -> Dependencies:
     found = {status.run.name: status for status in ask(waits.runs)}
     for run in waits.succeeded:
         status = found[run.name]
-        if run.state == PREPARING:
+        if status.state == "PREPARING":
             raise RunnerError(
                 f"the run {run.name}, given with --after, was not submitted",
                 "it is being launched, or its launch was interrupted",

@@ -203,7 +203,8 @@ def _check_spares(job: Job) -> None:
         raise RunnerError(
             what,
             "the job may not restart after a node failure",
-            "allow it: node_failure = 3 in [restart] of the job file, or --restart node_failure=3",
+            "allow it: add node_failure = 3 to [restart] in the job file, "
+            "or use --restart node_failure=3, which replaces [restart]",
         )
     if restart.in_place is False:
         raise RunnerError(

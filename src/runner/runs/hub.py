@@ -19,7 +19,7 @@ from runner.runs.job import Job
 from runner.site import Site
 
 HOME = "huggingface"
-"""the folder in the shared cache that is HF_HOME by default; jobs/training/run.py uses the same"""
+"""the folder in the shared cache that is HF_HOME by default; jobs/training/run.py and job.sbatch.j2 use the same"""
 NOTES = "prefetched"
 _PREFETCH = "`runner prefetch` with the same job, environment and arguments"
 
@@ -242,6 +242,7 @@ def choose_offline(
 ) -> tuple[Job, tuple[str, ...]]:
     """The job, set to offline mode if everything that it names is in the cache; and notes about what is not.
 
+    An offline job has HF_HOME in the shared cache, unless HF_HOME is set: its own default is in the home folder.
     If `strict`, raises RunnerError for a damaged prefetch, and for an offline job that lacks a repository. Otherwise,
     these become notes.
     """
@@ -256,8 +257,14 @@ def choose_offline(
 def _settled(
     job: Job, environment: Environment, project: Project, site: Site, environ: Mapping[str, str]
 ) -> tuple[Job, tuple[str, ...]]:
-    named = repositories(job.arguments, model_folders(project))
-    given = {**hub_variables(environ), **environment.env, **job.env}
+    words, folders = (*job.command, *job.arguments), model_folders(project)
+    named = tuple(
+        each
+        for each in repositories(words, folders)
+        # a command such as `pip install URL#sha256=…` downloads the file itself
+        if each.kind != "file" or any(each.name in word for word in job.arguments)
+    )
+    given = {**hub_variables(environ), **site.env, **environment.env, **job.env}
     if not named:
         return job, ()
     try:
@@ -270,13 +277,14 @@ def _settled(
         if state.fault:
             raise _error(f"the {each} is incomplete in the cache", state.fault)
     absent = [each for each, state in states.items() if not state.ready]
+    cached = replace(job, hub_in_cache=not given.get("HF_HOME"))
     if not absent and OFFLINE in given:
-        return job, ()
-    if not absent and pushes(job.arguments, model_folders(project)):
+        return cached if offline else job, ()
+    if not absent and pushes(words, folders):
         what = "all models and datasets are prefetched; the job still uses the network, because it pushes to the hub"
         return job, (what,)
     if not absent:
-        return replace(job, env={**job.env, OFFLINE: "1"}), ()
+        return replace(cached, env={**job.env, OFFLINE: "1"}), ()
     lacking = [
         each for each in absent if each.kind == "file" or (offline and not in_hub_cache(home, each))
     ]
@@ -284,7 +292,7 @@ def _settled(
         why = f"{f'{OFFLINE} is set, and ' if offline else ''}{home} does not contain it"
         raise _error(f"the job cannot find the {lacking[0]}", why)
     if offline:
-        return job, ()
+        return cached, ()
     listed = ", ".join(map(str, absent))
     return job, (
         f"not prefetched: {listed}; the job downloads what its cache lacks (to download it now: {_PREFETCH})",

@@ -111,6 +111,8 @@ class Job:
     """the GPUs of the other components of a heterogeneous job"""
     env: Mapping[str, str] = field(default_factory=dict)
     """variables set inside the container; they override those of the EDF, the image and the host"""
+    hub_in_cache: bool = False
+    """whether HF_HOME is in the shared cache, which has everything that the job names on the hub"""
     program_in_image: bool = False
     """the program is in the image or a mount: tasks start in the image's working directory; no code is copied"""
     host_setup: str = ""

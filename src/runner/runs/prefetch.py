@@ -6,13 +6,13 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runner.detection import find_site
 from runner.environments.engines import choose, engine_of
 from runner.expansion import expand
-from runner.machine import process
+from runner.machine import process, secrets
 from runner.machine.report import Report
 from runner.project import Project
 from runner.runs import hub, shell
@@ -58,9 +58,12 @@ def plan(
     job_file, program = find_program(request, project)
     name = request.env or value(job_file, "environment")
     environment = find_environment(name, project, environ, site, report)
+    # without a job and a script, the words are the command
+    has_arguments = request.job is not None or program.script is not None
     words = (
+        *program.command,
         *(value(job_file, "arguments") or ()),
-        *(request.words if program.script else program.command),
+        *(request.words if has_arguments else ()),
     )
     env = {
         **hub.hub_variables(environ),
@@ -86,6 +89,8 @@ def prepared(
 ) -> Iterator[Call]:
     """The call that downloads, with this machine's Python or in the job's environment. Raises RunnerError."""
     script = find_script("prefetch", project)
+    token = secrets.value_for_job("HF_TOKEN", environ)
+    login = {"HF_TOKEN": token} if token else {}
     arguments = ("--home", str(prefetch.home), *options)
     for each in prefetch.wanted:
         arguments += ("--wanted", json.dumps(each._asdict()))
@@ -98,7 +103,7 @@ def prepared(
         fix = "python3 -m venv hub && hub/bin/pip install huggingface_hub && PATH=$PWD/hub/bin:$PATH runner prefetch …"
         candidates = (process.which("python3"), process.which("python"), sys.executable)
         python = process.python_with("huggingface_hub", candidates, fix)
-        yield Call((python, str(script), *arguments), values, project.start)
+        yield Call((python, str(script), *arguments), {**login, **values}, project.start)
         return
     only_by_srun = bool(engine_of(prefetch.engine).srun_option)
     if only_by_srun:
@@ -115,4 +120,4 @@ def prepared(
         files={name: (script.parent / name).read_text(encoding="utf-8") for name in PAYLOAD},
     )
     with shell.prepared(request, project, environ, report) as call:
-        yield call
+        yield replace(call, env={**login, **call.env})

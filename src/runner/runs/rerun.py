@@ -106,12 +106,21 @@ def refuse_incomplete(locked: Locked) -> None:
 
 
 def changed_script(locked: Locked) -> tuple[str, bool]:
-    """(the path of the user's batch script if it has changed since, else empty; whether the run has a copy)."""
+    """(the path of the user's batch script if it has changed or is gone, else empty; whether the run has a copy).
+
+    Raises RunnerError if there is neither the script nor a copy.
+    """
     path = str(locked.tables["job"].get("batch", ""))
-    changed = (
-        path if path and _sha256(Path(path)) != locked.tables["run"].get("script_sha256") else ""
-    )
-    return changed, (locked.folder / "script" / Path(path).name).is_file()
+    has_copy = (locked.folder / "script" / Path(path).name).is_file()
+    sha256 = _sha256(Path(path)) if path else ""
+    if path and not sha256 and not has_copy:
+        raise RunnerError(
+            f"{locked.name} cannot be rerun",
+            f"{path} no longer exists or cannot be read, and the run folder has no copy",
+            "put the script back",
+        )
+    changed = path and sha256 != locked.tables["run"].get("script_sha256")
+    return path if changed else "", has_copy
 
 
 def losses(locked: Locked) -> tuple[str, ...]:

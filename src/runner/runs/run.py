@@ -43,7 +43,7 @@ class Run:
     created: str
     """ISO 8601 with time zone"""
     state: str = PREPARING
-    """`preparing` until the scheduler has accepted the job. A run that stays in this state was never submitted"""
+    """`preparing` until the scheduler has accepted the job. A run stays in this state if its launch was interrupted"""
     job_ids: tuple[str, ...] = ()
     """the scheduler's job ids, newest last, including those that the batch script has submitted (RUN/job_ids);
     `local-PID` without a scheduler"""
@@ -186,7 +186,8 @@ def load(folder: Path) -> Run:
             values[key] = tuple(values[key])
         if later := files.text_of(f"{folder}/{LATER_JOBS}").split():
             values["job_ids"] = tuple(dict.fromkeys((*values.get("job_ids", ()), *later)))
-        return Run(folder=folder, **values)
+        run = Run(folder=folder, **values)
+        return _as_started(run) if run.state == PREPARING else run
     except FileNotFoundError:
         raise RunnerError(
             f"{folder} is not a run folder",
@@ -199,6 +200,14 @@ def load(folder: Path) -> Run:
             str(error),
             "restore the file, or remove the run folder if you no longer need it",
         ) from error
+
+
+def _as_started(run: Run) -> Run:
+    """The run, submitted as the jobs that its folder names: its launch was interrupted after the scheduler had accepted
+    the job, or a user has submitted it without runner. Without such jobs, the run itself."""
+    jobs = (*run.job_ids, *(attempt.job_id for attempt in run.attempts))
+    found = tuple(dict.fromkeys(filter(None, jobs)))
+    return run.with_jobs(*found) if found else run
 
 
 def reloaded(run: Run) -> Run:

@@ -115,7 +115,11 @@ def prepared(
         )
     if run is not None:
         yield _call(
-            _place_of_run(run, environ, report), request, environ, report, write=not dry_run
+            _place_of_run(run, request.engine, environ, report),
+            request,
+            environ,
+            report,
+            write=not dry_run,
         )
         return
     report.detail(f"site {site.name} ({why})")
@@ -191,8 +195,13 @@ def in_live_folder(
     )
 
 
-def _place_of_run(run: Run, environ: Mapping[str, str], report: Report) -> _Place:
-    """The place for a run: its emitted EDF, its snapshot, and its allocation while it runs."""
+def _place_of_run(
+    run: Run, engine: str | None, environ: Mapping[str, str], report: Report
+) -> _Place:
+    """The place for a run: its emitted EDF, its snapshot, and its allocation while it runs.
+
+    `engine`: the one that the user requested; None: the run's.
+    """
     edf = run.folder / EDF
     if not edf.is_file():
         raise RunnerError(
@@ -204,20 +213,26 @@ def _place_of_run(run: Run, environ: Mapping[str, str], report: Report) -> _Plac
     environment = replace(load_environment(str(edf), alone, environ), name=run.environment)
     status = ask([run])[0]
     inside = not run.is_local and status.state == "RUNNING"
-    if inside:
+    name = engine or run.engine
+    contained = not name or engine_of(name).uses_container
+    if inside and contained:
         report.say(
             f"{run.name} is running on {status.nodes}: "
             "opening a new container from the same image inside its allocation"
+        )
+    elif inside:
+        report.say(
+            f"{run.name} is running on {status.nodes}: "
+            "opening a shell inside its allocation, outside any container"
         )
     elif not run.is_local and status.active:
         report.say(
             f"{run.name} is not running ({status.state}): requesting a separate allocation for this shell"
         )
     elif not run.is_local:
-        report.say(
-            f"{run.name} is {status.state}: requesting an allocation for a new container from the same image"
-        )
-    elif run.engine and not engine_of(run.engine).uses_container:
+        what = "new container from the same image" if contained else "shell outside any container"
+        report.say(f"{run.name} is {status.state}: requesting an allocation for a {what}")
+    elif not contained:
         report.say(
             f"opening a shell in the code snapshot of {run.name}, on this machine, outside any container"
         )

@@ -14,7 +14,7 @@ from runner.runs import metrics
 from runner.runs.attempt import Rung
 from runner.runs.metrics import Progress
 from runner.runs.progress import metrics_of
-from runner.runs.run import PREPARING, Run, with_newest_job
+from runner.runs.run import Run, with_newest_job
 from runner.runs.schedulers.scheduler import ACTIVE, JobStatus, by_scheduler
 
 
@@ -24,8 +24,8 @@ class RunStatus:
 
     run: Run
     state: str
-    """Slurm's state (PENDING, RUNNING, COMPLETED, FAILED, CANCELLED, TIMEOUT, ...), PREPARING for a launch that was
-    never submitted, or LOST if neither the run folder nor the scheduler knows how it ended"""
+    """Slurm's state (PENDING, RUNNING, COMPLETED, FAILED, CANCELLED, TIMEOUT, ...), PREPARING for a launch that
+    was interrupted before it submitted a job, or LOST if neither the run folder nor the scheduler knows how it ended"""
     reason: str = ""
     exit_code: int | None = None
     """the exit code of the newest attempt that has ended"""
@@ -88,11 +88,12 @@ class RunStatus:
 def ask(runs: Sequence[Run]) -> tuple[RunStatus, ...]:
     """The status of each run, in order, with at most two scheduler queries for all of them."""
     runs = [with_newest_job(run) for run in runs]
-    submitted = [run for run in runs if run.state != PREPARING and run.job_id]
+    # Slurm may have accepted the job of an interrupted launch: it knows in which folder a job was submitted
+    submitted = [run for run in runs if run.job_id or not run.is_local]
     asked = [
         pair for scheduler, some in by_scheduler(submitted) for pair in scheduler.statuses(some)
     ]
-    found = {(run.name, run.folder): (run, job) for run, job in asked}
+    found = {(run.name, run.folder): (run, job) for run, job in asked if run.job_id}
     return tuple(_status(*found.get((run.name, run.folder), (run, _INTERRUPTED))) for run in runs)
 
 

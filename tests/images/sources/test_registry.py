@@ -9,6 +9,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -19,7 +20,13 @@ import pytest
 
 from runner.errors import RunnerError
 from runner.images.reference import Reference, registry_reference
-from runner.images.sources.registry.repository import LayeredImage, ask_digest, open_registry_image
+from runner.images.sources.registry.credentials import find_login
+from runner.images.sources.registry.repository import (
+    LayeredImage,
+    Repository,
+    ask_digest,
+    open_registry_image,
+)
 from runner.images.sources.registry.tokens import parse_challenges
 from runner.images.sources.registry.web import Patience, Web, is_loopback, proxy_for
 from runner.machine import probe
@@ -191,6 +198,27 @@ def test_the_secret_of_a_login_is_never_logged(
     assert "/team/app/" in caplog.text, "urllib3 logs each request"
     assert PASSWORD not in caplog.text
     assert base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode() not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("tags", "fix"),
+    [
+        (("24.05-py3", "1"), "did you mean 24.05-py3?"),
+        (("1",), "check the name and the tag"),
+        ((), "check the name and the tag; for an image of another registry, write docker://REGISTRY#IMAGE:TAG, "
+             "for example docker://nvcr.io#nvidia/pytorch:24.06-py3"),
+    ],
+)  # fmt: skip
+def test_an_image_that_docker_hub_has_is_not_of_another_registry(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, tags: tuple[str, ...], fix: str
+) -> None:
+    """Without tags, the hub may not have the image at all."""
+    reference = registry_reference("docker.io/team/app:24.5-py3")
+    with closing(Web(environ)) as web:
+        login = find_login(reference.registry, reference.repository, reference.user, environ)
+        repository = Repository(reference, web, login)
+        monkeypatch.setattr(repository, "tags", lambda: tags)
+        assert repository._missing("manifest 24.5-py3", "").fix == fix
 
 
 def test_a_missing_tag_is_an_error_with_those_nearby(made: Made, registry: Registry, environ: dict[str, str]) -> None:
@@ -424,7 +452,8 @@ def test_a_login_goes_over_plain_http_only_by_a_second_word(made: Made, environ:
             challenges.reverse()
             with pytest.raises(RunnerError, match="denied access to") as caught:
                 image_of("registry.example:5000/team/app:1", environ, allow_http=1)
-            assert "is not encrypted" in caught.value.why and "--allow-http --allow-http" in caught.value.fix
+            assert "is not encrypted" in caught.value.why
+            assert "with runner import, --allow-http --allow-http (twice)" in caught.value.fix
             assert login not in {seen.headers.get("authorization") for seen in server.requests}
         assert len(image_of("registry.example:5000/team/app:1", environ, allow_http=2)[1]) == 2
 
@@ -592,6 +621,7 @@ def test_a_closed_port_is_said_at_once(environ: dict[str, str]) -> None:
     with pytest.raises(RunnerError, match=f"cannot reach {server.address}") as caught:
         image_of(f"{server.address}/team/app:1", environ)
     assert "refused" in caught.value.why
+    assert "check that this node can reach the host and port" in caught.value.fix
 
 
 @pytest.fixture(scope="module")

@@ -74,15 +74,21 @@ class MountSyntax:
         return _CHARACTERS.get(bad, bad)
 
 
+SEPARATOR_FIXES = (
+    "rename it, or mount a symlink to it: ln -s SOURCE LINK",
+    "choose another target",
+)
+"""what to do about a character that a mount cannot contain: in its source, and in its target alone"""
+
+
 def check_mounts(environment: Environment, engine: str, syntax: MountSyntax) -> None:
     """Raise RunnerError for a path that the engine cannot mount, and for an unknown flag."""
     for index, mount in enumerate(environment.mounts):
-        for path in (mount.source, mount.target):
+        for path, fix in zip((mount.source, mount.target), SEPARATOR_FIXES, strict=True):
             plain_text = "".join(part for part in parts(path) if isinstance(part, str))
             bad = syntax.bad_character(plain_text)
             if bad:
                 why = f"{path!r} contains {bad}, which a mount of this engine cannot contain"
-                fix = "rename the folder, or mount a symlink to it: ln -s FOLDER LINK"
                 raise refuse(environment, f"mounts.{index}", engine, why, fix)
         if "sqsh" in mount.flags and "sqsh" not in syntax.flags:
             why = "only the Container Engine and the sandbox mount squashfs files"

@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 
 from runner.environments.edf import Mount, parse_mount, split_fields
 from runner.environments.engines import engine_of
-from runner.environments.engines.shared import MountSyntax
+from runner.environments.engines.shared import SEPARATOR_FIXES, MountSyntax
 from runner.environments.lint.finding import Finding, Subject, finding
 from runner.environments.rewriting import Set
 from runner.errors import RunnerError, nearest
@@ -223,16 +223,11 @@ def _faults(
         yield "mount-without-target", reason, f"write '{new}'", new
     if len(fields) == 3:
         yield from _flags(fields, engine, syntax)
-    for role, path in zip(("source", "target"), fields[:2], strict=False):
+    for path, fix in zip(fields[:2], SEPARATOR_FIXES, strict=False):
         split = path if syntax.splits_before_expanding else _with_defaults(path)
         bad = syntax.bad_character(split)
         if bad:
             reason = f"{path!r} contains {bad}, which a mount of {engine} cannot contain"
-            fix = (
-                "rename it, or mount a symlink to it: ln -s SOURCE LINK"
-                if role == "source"
-                else "choose another target"
-            )
             yield "mount-separator", reason, fix, ""
             return
 

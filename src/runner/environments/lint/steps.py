@@ -93,17 +93,34 @@ def tasks_per_node(batch: Batch, step: Step | None) -> int | None:
     return 1
 
 
+def _shares_gpus(batch: Batch, step: Step | None) -> bool:
+    """Whether a task sees the GPUs of the node's other tasks in spite of --gpus-per-task. A step inherits the options
+    of the job, and may override them."""
+    for name, wanted in (("--gpu-bind", "none"), ("--gres-flags", "allow-task-sharing")):
+        own = step.option(name) if step else None
+        given = own if own is not None else batch.script.option(name)
+        if wanted in (given or "").split(","):
+            return True
+    return False
+
+
 def gpus_per_task(batch: Batch) -> Iterator[Finding]:
     """GPUs that are bound to tasks. Source: Slurm 25.11, srun(1)."""
-    script = batch.script
+    every = tuple(steps(batch))
+    several = [each for each in every if tasks_per_node(batch, each) != 1]
+    shared = bool(several) and all(_shares_gpus(batch, each) for each in several)
     places: list[tuple[Line, str, Step | None]]
-    places = [(line, line.text, None) for line in script.directives]
-    places += [(step.line, step.options, step) for step in steps(batch)]
+    places = [(line, line.text, None) for line in batch.script.directives]
+    places += [(step.line, step.options, step) for step in every]
     for line, text, step in places:
-        shared = re.search(r"--gpu-bind=none|allow-task-sharing", text)
-        if option(text, "--gpus-per-task") is None or shared or tasks_per_node(batch, step) == 1:
+        tasks = tasks_per_node(batch, step)
+        if option(text, "--gpus-per-task") is None or tasks == 1:
+            continue
+        if _shares_gpus(batch, step) or (step is None and shared):
             continue
         reason = "a task cannot see the GPUs of the node's other tasks, but NCCL must see them"
+        if tasks is None:
+            reason = "if a node has several tasks, none of them sees the GPUs of the others, but NCCL must see them"
         yield batch.say("gpus-per-task", line, "--gpus-per-task", reason)
 
 

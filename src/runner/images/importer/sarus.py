@@ -58,13 +58,18 @@ def explain(request: ImportRequest, report: Report) -> tuple[str, ...]:
     """What `store_image` would do. Changes nothing."""
     change, _ = _planned(request, report)
     row = sarus_store.find(change.reference, sarus_store.list_images())
-    if row and not request.options.again and change.verb == "migrate":
+    replaced = row is not None and (request.options.again or _is_half(row, request))
+    if row and not replaced and change.verb == "migrate":
         return (
             f"image:  {change.reference}",
             f"reuses: {row.reference} ({row.id}) in the store",
             "writes: nothing",
         )
-    return (f"image:  {change.reference}", f"runs:   sarusctl {change.verb} {change.reference}")
+    verbs = ("rmi", change.verb) if replaced else (change.verb,)
+    return (
+        f"image:  {change.reference}",
+        *(f"runs:   sarusctl {verb} {change.reference}" for verb in verbs),
+    )
 
 
 def _planned(request: ImportRequest, report: Report) -> tuple[_Change, Image | None]:
@@ -106,15 +111,20 @@ def _free_of_halves(change: _Change, request: ImportRequest, report: Report) -> 
     row = sarus_store.find(change.reference, sarus_store.list_images())
     if row is None:
         return None
-    half = sarus_store.is_half(row, sarus_store.store_folder(request.environ))
+    half = _is_half(row, request)
     if not half and not request.options.again:
         return row
     if half:
         report.warn(
-            f"{change.reference} is only half in the store, because its migration was interrupted: removing it"
+            f"{change.reference} is incomplete in the store, probably because an earlier import was interrupted: "
+            "removing it"
         )
     sarus_store.remove(change.reference)
     return None
+
+
+def _is_half(row: Row, request: ImportRequest) -> bool:
+    return sarus_store.is_half(row, sarus_store.store_folder(request.environ))
 
 
 def _carry_out(
@@ -125,7 +135,7 @@ def _carry_out(
         report.say(f"sarusctl {change.verb} {change.reference}")
         sarus_store.follow((change.verb, change.reference), report, change.env)
         row = sarus_store.find(change.reference, sarus_store.list_images())
-        if row is None or sarus_store.is_half(row, sarus_store.store_folder(request.environ)):
+        if row is None or _is_half(row, request):
             fault = "lists it without its squashfs file"
             if row is None:
                 fault = "does not list the image"

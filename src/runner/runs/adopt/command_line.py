@@ -14,7 +14,7 @@ from runner.expansion import literal
 from runner.machine.secrets import LEAST_LENGTH, looks_secret
 from runner.runs.adopt import containers
 from runner.runs.adopt.adopted import Adopted, plain
-from runner.runs.checks import check_variable
+from runner.runs.checks import NAME, check_variable
 from runner.runs.schedulers import flags
 from runner.runs.schedulers.options import OF_STEPS, SRUN, Grammar, Option, split
 from runner.runs.secrets import HIDDEN, hide_words
@@ -36,6 +36,8 @@ class Draft:
     """The job file that is being assembled."""
 
     adopted: Adopted
+    path: str = ""
+    """the job file; empty if none is written"""
     resources: dict[str, Any] = field(default_factory=dict)
     totals: dict[str, int] = field(default_factory=dict)
     """the options ntasks, gpus and gpus-per-task, which a job file does not have"""
@@ -72,10 +74,17 @@ class Draft:
                     if equals:
                         self._read_variable(key, text, option.given)
             case "job-name":
-                why = f"a run is named after its job file: rename the file to {value}.toml"
-                self.adopted.note(option.given, why)
+                self._read_name(value, option.given)
             case _:
                 self._read_flag(option, value)
+
+    def _read_name(self, name: str, given: str) -> None:
+        """Read the job's name, which a run has from its job file."""
+        if Path(self.path).stem == name:
+            return
+        why = "a run is named after its job file"
+        keep = f"; to keep the name: --job jobs/{name}.toml" if NAME.fullmatch(name) else ""
+        self.adopted.not_carried_over(given, why + keep)
 
     def _read_variable(self, name: str, value: str, given: str) -> None:
         """Read a variable that the job exports."""
@@ -199,16 +208,18 @@ class Draft:
         return wanted
 
 
-def read_command_line(argv: Sequence[str], folder: Path) -> tuple[Adopted, Draft]:
+def read_command_line(
+    argv: Sequence[str], folder: Path, job_file: str = ""
+) -> tuple[Adopted, Draft]:
     """Read a command line, in which the shell has already expanded all variables.
 
-    Raises RunnerError for an unknown program.
+    `job_file`: where the job file is to be written; empty: nowhere. Raises RunnerError for an unknown program.
     """
     words = [literal(word) for word in argv]
     if argv[0].startswith(("--container-", "--no-container-", "--environment", "--edf")):
         words.insert(0, "srun")
     adopted = Adopted(folder)
-    draft = Draft(adopted)
+    draft = Draft(adopted, job_file)
     if words[0].rsplit("/", 1)[-1] == "srun":
         options, rest = split(words[1:], SRUN)
         containers.read([each for each in options if containers.is_flag(each)], adopted)

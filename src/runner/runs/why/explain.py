@@ -68,7 +68,8 @@ def explain_run(run: Run) -> Answer:
     answer = _noted(replace(answer, slow=verdict.slow), readings, speed)
     if now.progress is None and (trainer := unread(run)):
         note = (
-            f"the trainer {trainer} has found no step in the log; try it without naming a trainer"
+            f"runner has found no step of the trainer {trainer} in the log; "
+            "at the next launch, leave out the trainer, so that runner recognizes it"
         )
         answer = replace(answer, notes=(*answer.notes, note))
     restarts = tuple(f"attempt {rung.attempt}: {rung.reason}" for rung in now.rungs[-3:])
@@ -134,9 +135,12 @@ def _filled(answer: Answer, run: Run | None = None) -> Answer:
 
 
 def _state_text(now: status.RunStatus) -> str:
-    code = "" if now.exit_code is None else f", exit code {now.exit_code}"
-    attempt = len(now.run.attempts)
-    return f"{now.state}{code}{f', attempt {attempt}' if attempt > 1 else ''}{f' ({now.reason})' if now.reason else ''}"
+    code, attempt = now.exit_code, len(now.run.attempts)
+    reason = f" ({now.reason})" if now.reason else ""
+    if now.active and code is not None:  # the code is that of the attempt before the next one
+        return f"{now.state}{reason}, after attempt {attempt} ended with exit code {code}"
+    ended = "" if code is None else f", exit code {code}"
+    return f"{now.state}{ended}{f', attempt {attempt}' if attempt > 1 else ''}{reason}"
 
 
 def _waiting(answer: Answer, now: status.RunStatus) -> Answer:

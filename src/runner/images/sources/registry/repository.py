@@ -188,7 +188,7 @@ class Repository:
         close = difflib.get_close_matches(reference.tag, tags, n=5, cutoff=0.5)
         why = f"the registry has {'no such tag of this image' if tags else 'no such image or tag'}"
         fix = f"did you mean {', '.join(close)}?" if close else "check the name and the tag"
-        if reference.registry == DOCKER_HUB:
+        if reference.registry == DOCKER_HUB and not tags:
             fix += "; for an image of another registry, write docker://REGISTRY#IMAGE:TAG, for example docker://nvcr.io#nvidia/pytorch:24.06-py3"
         return RunnerError(
             f"{reference} does not exist", f"{why}{f': {error_text}' if error_text else ''}", fix

@@ -59,7 +59,10 @@ class Tokens:
         error_text = f": {error_text}" if error_text else ""
         if self._withheld:
             why = f"it requires a login ({status}){error_text}, and the connection to {self._withheld} is not encrypted"
-            fix = "use a registry with TLS; to send the password in clear text: --allow-http --allow-http (twice)"
+            fix = (
+                "use a registry with TLS; "
+                "with runner import, --allow-http --allow-http (twice) sends the password in clear text"
+            )
         elif login:
             who = f"user {login.user!r}" if login.user else "the identity token"
             why = f"it refuses {who} from {login.place} ({status}){error_text}"

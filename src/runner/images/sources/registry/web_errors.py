@@ -70,7 +70,10 @@ def unreachable(error: BaseException, host: str, proxy: str, *, first: bool) -> 
         fix = "check the registry's name; if this node has no network, import on a login node or set HTTPS_PROXY"
     elif isinstance(cause, exceptions.NewConnectionError | exceptions.ConnectTimeoutError):
         why = words(cause, 0)
-        fix = "check the registry's name and port; behind a firewall, import on a login node or set HTTPS_PROXY"
+        fix = (
+            "check that this node can reach the host and port (a registry may send you to another host for logins "
+            "and layers); behind a firewall, import on a login node or set HTTPS_PROXY (for http: HTTP_PROXY)"
+        )
     else:
         return None
     return Unreachable(f"cannot reach {host}", why, fix)
