@@ -250,7 +250,7 @@ def test_a_dry_run_tells_that_an_image_is_replaced(sarus: Sarus, tmp_path: Path,
     options = ImportOptions(again=again)
     request = ImportRequest("docker://quay.io/a/b:1", bench.images, bench.project, bench.environ, options)
     lines = [f"runs:   sarusctl {verb} quay.io/a/b:1" for verb in verbs]
-    assert explain(request, bench.report) == ("reads:  quay.io/a/b:1", *lines) and sarus.calls() == []
+    assert explain(request, bench.report) == ("image:  quay.io/a/b:1", *lines) and sarus.calls() == []
 
 
 @pytest.mark.parametrize(
