@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from runner.machine import sessions
 from runner.machine.report import Quiet
 from runner.runs import cancel, follow, status
+from runner.runs.budget import use_of
 from runner.runs.history import look
 from runner.runs.run import CANCELLED, PREPARING, SUBMITTED, Run, find_run, load, save
 from runner.runs.schedulers.scheduler import JobStatus
@@ -96,6 +98,24 @@ def test_an_exit_code_is_enough_when_the_queue_has_forgotten(run: Run, settle: S
     attempt(run, 2, exit_code="3\n")
     found = settle(run, trouble="no answer")
     assert (found.state, found.exit_code, found.reason) == ("FAILED", 3, "squeue: no answer")
+
+
+def test_the_gpu_hours_of_a_killed_attempt_end_with_its_last_sign_of_life(
+    run: Run, queue: Queue, tmp_path: Path
+) -> None:
+    """Also while the next attempt waits. A budget does not count the run after a day."""
+    run = replace(run, folder=tmp_path / "sft-0001", created="2026-01-01T10:00:00+00:00", most_gpu_hours=16.0)
+    attempt(run, 1, started="started x\njob 17\ngpus 8\n", alive="")
+    save(run)
+    for name, seconds in (("started", 1000), ("alive", 4600)):
+        os.utime(run.folder / "attempts/1" / name, (seconds, seconds))
+    for state, hours in (("PENDING", 8.0), ("NODE_FAIL", 8.0), ("RUNNING", status.gpu_hours(run, time.time()))):
+        queue.answer({"17": JobStatus(state)})
+        assert status.ask([run])[0].gpu_hours == pytest.approx(hours, abs=1.0)
+    assert use_of(tmp_path).jobs == 1
+    queue.answer({})
+    (found,) = status.ask([run])
+    assert (found.state, found.gpu_hours, use_of(tmp_path)) == ("LOST", 8.0, (0.0, 0))
 
 
 def test_attempts_are_ordered_as_numbers(run: Run) -> None:

@@ -120,7 +120,8 @@ def use_of(runs_folder: Path) -> Use:
         for run in list_runs(runs_folder)
         if _is_recent(run, now) or not (is_over(run) or is_cancelled(run))
     ]
-    found = ask(counted)
+    # a killed job never writes its end: only the scheduler knows that an old run is over
+    found = [each for each in ask(counted) if each.may_be_active or _is_recent(each.run, now)]
     return Use(sum(map(_gpu_hours, found)), sum(each.may_be_active for each in found))
 
 

@@ -114,21 +114,27 @@ def _status(run: Run, job: JobStatus) -> RunStatus:
         progress=metrics.read_progress(metrics_of(run)),
         causes=tuple(attempt.cause for attempt in attempts),
         rungs=run.rungs,
-        gpu_hours=gpu_hours(run, time.time()),
+        gpu_hours=gpu_hours(run, time.time() if _may_run(job) else None),
     )
 
 
-def gpu_hours(run: Run, now: float) -> float | None:
-    """The GPU hours of all attempts until `now`, in Unix seconds; None if the run has no GPUs.
+def _may_run(job: JobStatus) -> bool:
+    """Whether an attempt may run at the moment. While a job waits, its killed attempt does not."""
+    return job.state == "UNKNOWN" or (job.state in ACTIVE and job.state != "PENDING")
 
-    A killed attempt has not recorded its end. It counts up to its last sign of life; the newest one, which may still
+
+def gpu_hours(run: Run, now: float | None) -> float | None:
+    """The GPU hours of all attempts until `now`, in Unix seconds (None: no attempt runs); None without GPUs.
+
+    A killed attempt has not recorded its end. It counts up to its last sign of life; the newest one, if it may still
     run, counts up to `now`.
     """
     attempts, spent = run.attempts, list[float]()
     for attempt in attempts:
         if attempt.started is not None and attempt.gpus:
-            last = now if attempt == attempts[-1] and attempt.ended is None else attempt.last_sign
-            spent.append(attempt.gpus * max(0.0, (last or now) - attempt.started))
+            last = now if attempt == attempts[-1] and attempt.ended is None else None
+            last = last or attempt.last_sign or attempt.started
+            spent.append(attempt.gpus * max(0.0, last - attempt.started))
     return round(sum(spent) / 3600, 3) if spent else None
 
 
