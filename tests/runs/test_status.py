@@ -204,6 +204,25 @@ def test_following_a_run_that_has_ended_prints_all_and_returns(here: Run) -> Non
     assert (b"".join(got), found.state, found.exit_code) == (b"all of it\n", "FAILED", 4)
 
 
+def test_following_goes_on_while_the_queue_does_not_answer(
+    run: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also between two attempts, when the newest one has an exit code."""
+    run = replace(run, restarts=True)
+    attempt(run, 1, exit_code="75\n")
+    queue.answer({}, "Socket timed out")
+    assert status.ask([run])[0].state == "UNKNOWN"
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        attempt(run, 2, exit_code="0\n")
+        queue.answer({"17": JobStatus("COMPLETED")})
+
+    monkeypatch.setattr(follow.time, "sleep", sleep)
+    assert follow.follow(run, follow.Tail(run.log), print, Quiet()).state == "COMPLETED" and len(slept) == 1
+
+
 def test_a_job_that_was_submitted_by_hand_is_the_one_that_counts(run: Run, queue: Queue, tmp_path: Path) -> None:
     """`cd RUN && sbatch job.sbatch` after `runner cancel`: the attempt's folder names the new job."""
     save(replace(run, state=CANCELLED))

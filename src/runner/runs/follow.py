@@ -12,7 +12,7 @@ from runner.runs.attempt import Log
 from runner.runs.logs import all_streams, labelled
 from runner.runs.run import Run, reloaded
 from runner.runs.schedulers.scheduler import scheduler_of
-from runner.runs.status import RunStatus, ask
+from runner.runs.status import RunStatus, ask, goes_on
 
 _LOOK_SECONDS = 0.2  # between two looks at the file
 _CHUNK_BYTES = 1 << 20
@@ -93,8 +93,10 @@ def follow(
                 report.say(
                     f"{run.name}: waiting in the queue ({status.reason or 'no reason given yet'})"
                 )
+            elif shown != said and status.state == "UNKNOWN":
+                report.say(f"{run.name}: its state is not known at the moment ({status.reason})")
             said = shown
-        ended = status is not None and not status.active
+        ended = status is not None and not goes_on(status)
         for data in files.last() if ended else files.new():
             write(data)
         if status is not None and ended:

@@ -416,7 +416,7 @@ def status_of(run: Run, queue: Mapping[str, JobStatus], trouble: str) -> JobStat
             job_id=job_id,
             live=live,
         )
-    if code is not None:
+    if code is not None and (not trouble or is_over(run)):  # else, another attempt may follow
         return from_exit_code(run, code, trouble)
     if is_cancelled(run):
         return JobStatus("CANCELLED", run.cancel_reason)
