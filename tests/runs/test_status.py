@@ -223,6 +223,29 @@ def test_following_goes_on_while_the_queue_does_not_answer(
     assert follow.follow(run, follow.Tail(run.log), print, Quiet()).state == "COMPLETED" and len(slept) == 1
 
 
+def test_a_run_that_waits_for_its_next_attempt_is_asked_about_less_and_less_often(
+    run: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt(run, 1, exit_code="75\n")
+    queue.answer({"17": JobStatus("PENDING", "Priority")})
+    watch, now = follow.Watch(replace(run, restarts=True)), 1000.0
+
+    def seconds_until_asked() -> float:
+        nonlocal now
+        begun = now
+        monkeypatch.setattr(follow.time, "monotonic", lambda: now)
+        while watch.status() is None:
+            now += 0.1
+        return now - begun
+
+    assert seconds_until_asked() == 0
+    assert seconds_until_asked() == pytest.approx(2.0, abs=0.2)
+    assert [seconds_until_asked() for _ in range(9)][-1] == pytest.approx(15.0, abs=0.2)
+    (run.folder / "stopped").write_text("no restarts left\n")
+    assert seconds_until_asked() == 0
+    assert seconds_until_asked() == pytest.approx(0.5, abs=0.2)
+
+
 def test_a_job_that_was_submitted_by_hand_is_the_one_that_counts(run: Run, queue: Queue, tmp_path: Path) -> None:
     """`cd RUN && sbatch job.sbatch` after `runner cancel`: the attempt's folder names the new job."""
     save(replace(run, state=CANCELLED))

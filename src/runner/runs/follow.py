@@ -10,11 +10,12 @@ from pathlib import Path
 from runner.machine.report import Report
 from runner.runs.attempt import Log
 from runner.runs.logs import all_streams, labelled
-from runner.runs.run import Run, reloaded
+from runner.runs.run import Run, is_over, reloaded
 from runner.runs.schedulers.scheduler import scheduler_of
 from runner.runs.status import RunStatus, ask, goes_on
 
 _LOOK_SECONDS = 0.2  # between two looks at the file
+_END_SECONDS = 0.5  # between the first two queries about a run that is over
 _CHUNK_BYTES = 1 << 20
 
 
@@ -51,27 +52,27 @@ class Tail:
 class Watch:
     """Decides when to ask for a run's status: often at first and near the end, rarely in between.
 
-    All users share the cluster's controller, so squeue is called every 2 s at first, and every 15 s later. Reading the
-    run folder is cheap, and happens every time.
+    All users share the cluster's controller, so squeue is called every 2 s at first, and every 15 s later, also while
+    the run waits for its next attempt. Reading the run folder is cheap, and happens every time.
     """
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.pause, self.longest = scheduler_of(run.scheduler).PAUSES
-        self.next = 0.0
-        self.seen: tuple[int, int | None] | None = None
+        self.shortest, self.longest = scheduler_of(run.scheduler).PAUSES
+        self.pause = self.next = 0.0
+        self.seen: tuple[int, int | None, bool] | None = None
 
     def status(self) -> RunStatus | None:
         """The status if it is time to ask, else None."""
         now = time.monotonic()
-        newest = self.run.newest
-        attempts = (newest.number if newest else 0, newest.exit_code if newest else None)
+        newest, over = self.run.newest, is_over(self.run)
+        attempts = (newest.number if newest else 0, newest.exit_code if newest else None, over)
         if attempts != self.seen:  # an attempt has begun or ended: ask more often again
             self.seen, self.next = attempts, now
+            self.pause = _END_SECONDS if over else self.shortest
         if now < self.next:
             return None
-        ending = attempts[1] is not None
-        self.next = now + (0.5 if ending else self.pause)
+        self.next = now + self.pause
         self.pause = min(self.pause * 1.3, self.longest)
         return ask([reloaded(self.run)])[0]
 

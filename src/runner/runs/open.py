@@ -25,6 +25,7 @@ from runner.machine.tunnel import Tunnel
 from runner.project import Project
 from runner.runs import launch, shell, submit
 from runner.runs.budget import estimate
+from runner.runs.follow import Watch
 from runner.runs.hub import shared_cache
 from runner.runs.job import command_line, time_limit_minutes
 from runner.runs.plan import EDF, Request
@@ -33,7 +34,7 @@ from runner.runs.run import Run, is_cancelled, list_runs, reloaded
 from runner.runs.schedulers import slurm_commands
 from runner.runs.shell import ShellRequest
 from runner.runs.snapshot import Snapshot
-from runner.runs.status import RunStatus, ask
+from runner.runs.status import RunStatus, ask, goes_on
 from runner.site_files import load_site
 
 APPS: Mapping[str, str] = {"jupyter": "/lab?token=", "tensorboard": "/?token=", "code": "/?tkn="}
@@ -174,13 +175,14 @@ def wait(app: str, run: Run, pid: int, report: Report) -> tuple[str, Path]:
     """(node, socket) of the server, as soon as it listens. Raises RunnerError if it has ended instead."""
     said = ""
     log = run.folder / f"open/{app}.log" if pid else run.log
-    while (status := ask([run := reloaded(run)])[0]).active and (not pid or sessions.identity(pid)):
+    watch, status = Watch(run), ask([reloaded(run)])[0]
+    while goes_on(status) and (not pid or sessions.identity(pid)):
         if (now := f"{run.name} is {status.state} {status.reason}".strip()) != said:
             report.say(said := now)
-        for _ in range(10):
-            if status.state == "RUNNING" and (found := _server(app, status)):
-                return found
-            time.sleep(0.2)
+        if status.state == "RUNNING" and (found := _server(app, status)):
+            return found
+        time.sleep(0.2)
+        status = watch.status() or status
     if status.state == "UNKNOWN":
         what = f"it is not known whether the server of {run.name} still runs"
         raise RunnerError(what, status.reason, "run the same command again")
