@@ -7,10 +7,16 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from runner.errors import RunnerError
 from runner.machine import sessions
+from runner.machine.report import Quiet
+from runner.project import Project
 from runner.runs import status
-from runner.runs.open import _can_be_opened
-from runner.runs.run import CANCELLED, SUBMITTED, Run
+from runner.runs.open import _can_be_opened, minutes_left, started
+from runner.runs.run import CANCELLED, SUBMITTED, Run, save
+from runner.runs.shell import ShellRequest
 from runner.runs.status import RunStatus
 
 
@@ -68,3 +74,19 @@ def test_a_run_that_is_about_to_end_is_not_opened(tmp_path: Path) -> None:
     assert _can_be_opened(RunStatus(run, "RUNNING")) and _can_be_opened(RunStatus(run, "PENDING"))
     for found in (RunStatus(run, "COMPLETING"), RunStatus(cancelled, "RUNNING"), RunStatus(run, "COMPLETED")):
         assert not _can_be_opened(found)
+
+
+def test_while_the_scheduler_does_not_answer_no_tunnel_is_closed_and_no_job_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run("sft-0001", tmp_path, "sft", "local", "slurm", "2026-11-23", SUBMITTED, ("17",))
+    save(run)
+    (tmp_path / "squeue").write_text("#!/bin/sh\necho timed out >&2\nexit 1\n")
+    (tmp_path / "squeue").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert minutes_left(run) is None
+    with pytest.raises(RunnerError, match="cannot connect to sft-0001") as caught:
+        started("jupyter", ShellRequest(str(tmp_path), site="local"), Project(None, tmp_path, tmp_path), {}, Quiet())
+    assert caught.value.why == "it is not known whether sft-0001 still runs: squeue: timed out"
+    (tmp_path / "squeue").write_text("#!/bin/sh\n")
+    assert minutes_left(run) == -1

@@ -73,6 +73,8 @@ def started(
         ]
         run = next((status.run for status in reversed(ask(own)) if _can_be_opened(status)), None)
     status = ask([run])[0] if run else None
+    if status and status.state == "UNKNOWN" and goes_on(status):
+        raise _not_known(status)
     if run is None or status is None or not _can_be_opened(status):
         return _launched(app, request, run, project, environ, report, idle_seconds), 0
     if run.job != app and not _server(app, status):
@@ -205,7 +207,10 @@ def connected(
     else:
         there = Attachment(flags=(*load_site(run.site).srun, f"--nodelist={node}"))
         found = Tunnel(
-            slurm_commands.shell(there, (*_FAR, *far), ask([run])[0].job_id, pty=False), port
+            slurm_commands.shell(
+                there, (*_FAR, *far), ask([run])[0].job_id or run.job_id, pty=False
+            ),
+            port,
         )
     code = 0 if found.is_ready else found.close()
     if code == 127:
@@ -256,11 +261,17 @@ def running(where: str, site: str | None, project: Project, environ: Mapping[str
     run = shell.named_run(where, runs, project)
     status = ask([run])[0] if run else None
     if run is None or status is None or not status.active:
+        if status and status.state == "UNKNOWN":
+            raise _not_known(status)
         why = f"{run.name} has ended" if run else "it is not a run"
-        if run and status and status.state == "UNKNOWN":
-            why = f"it is not known whether {run.name} still runs: {status.reason}"
         raise RunnerError(f"cannot connect to {where}", why, f"runner open {SSH} ENV starts a run")
     return run
+
+
+def _not_known(status: RunStatus) -> RunnerError:
+    name = status.run.name
+    why = f"it is not known whether {name} still runs: {status.reason}"
+    return RunnerError(f"cannot connect to {name}", why, "run the same command again")
 
 
 def _in_config(path: Path) -> str:
@@ -268,12 +279,10 @@ def _in_config(path: Path) -> str:
 
 
 def minutes_left(run: Run) -> int | None:
-    """The minutes until the time limit; None if there is no limit, -1 if the run does not run."""
+    """The minutes until the time limit; None if there is no limit or it is not known, -1 if the run does not run."""
     status = ask([reloaded(run)])[0]
+    if status.state != "RUNNING":
+        return None if status.state == "UNKNOWN" else -1
     with suppress(RunnerError):
-        return (
-            time_limit_minutes(status.time_left, "the time left")
-            if status.state == "RUNNING"
-            else -1
-        )
+        return time_limit_minutes(status.time_left, "the time left")
     return None
