@@ -304,6 +304,15 @@ esac
     assert status.ask([load(folder)])[0].state == "COMPLETED", "the attempt had ended well before the cancel"
 
 
+def test_all_jobs_of_a_chain_are_cancelled_while_the_queue_does_not_answer(run: Run, queue: Queue) -> None:
+    queue.answer({}, "timed out")
+    scancel = queue.program.with_name("scancel")
+    scancel.write_text(f'#!/bin/sh\necho "$*" >>{queue.asked}\n')
+    scancel.chmod(0o755)
+    cancel.cancel([replace(run, job_ids=("17", "18", "19"))], Quiet())
+    assert queue.asked.read_text().splitlines()[-1] == "17 18 19"
+
+
 def test_a_script_started_by_hand_on_this_machine_is_seen_and_ended(here: Run, tmp_path: Path) -> None:
     gone = replace(here, job_ids=("local-1",), process="x:1")
     attempt(gone, 1, exit_code="1\n", started="job local-1\n")

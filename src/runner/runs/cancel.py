@@ -40,7 +40,7 @@ def cancel(runs: Sequence[Run], report: Report) -> tuple[tuple[Run, bool], ...]:
         files.write(
             run.folder / STOP, "runner cancel\n"
         )  # prevents further attempts, whatever [restart] allows
-    live = {status.run.folder: status.live or (status.run.job_id,) for status in found}
+    live = {status.run.folder: status.live or status.run.job_ids for status in found}
     for scheduler, some in by_scheduler(active):
         scheduler.cancel([(run, live[run.folder]) for run in some], report)
     done = {run.name for run in active}
