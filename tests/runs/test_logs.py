@@ -149,6 +149,10 @@ def test_the_last_lines_and_a_single_attempt(run: Run) -> None:
     assert last_lines(merged(run, attempt=1, tail=1), 1).startswith(b"1:2999 ")
 
 
+def test_the_states_of_a_progress_bar_are_one_line() -> None:
+    assert last_lines((b"a\nb\n", b" 10%\r 20%\r 30%\nend"), 3) == b"b\n 10%\r 20%\r 30%\nend"
+
+
 @pytest.mark.parametrize(
     ("words", "code", "out", "error"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import io
 import sys
 from bisect import bisect_left
 from collections import deque
@@ -96,7 +97,7 @@ def last_lines(pieces: Iterable[bytes], count: int) -> bytes:
     """The last `count` lines of the pieces together."""
     kept: deque[bytes] = deque(maxlen=count)
     for piece in pieces:
-        kept.extend(piece.splitlines(keepends=True))
+        kept.extend(io.BytesIO(piece))  # splitlines also cuts at the \r of a progress bar
     return b"".join(kept)
 
 
