@@ -103,6 +103,14 @@ def test_a_run_is_found_by_name_job_id_last_and_path(tmp_path: Path) -> None:
     assert find_run(str(first.folder), tmp_path) == first
 
 
+def test_runs_are_ordered_by_time_whatever_the_time_zone(tmp_path: Path) -> None:
+    make_run(tmp_path, created="2026-10-25T02:10:00+01:00")  # after the end of summer time
+    make_run(tmp_path, created="2026-10-25T02:50:00+02:00")
+    make_run(tmp_path, created="not a time")
+    assert [run.name for run in list_runs(tmp_path)] == ["sft-0003", "sft-0002", "sft-0001"]
+    assert find_run("last", tmp_path).name == "sft-0001"
+
+
 def test_an_unknown_run_lists_the_nearest(tmp_path: Path) -> None:
     make_run(tmp_path)
     with pytest.raises(RunnerError, match="no run 'stf-0001'") as caught:

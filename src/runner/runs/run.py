@@ -264,7 +264,7 @@ def list_runs(runs_folder: Path) -> tuple[Run, ...]:
     for folder in folders:
         with suppress(RunnerError):
             found.append(load(folder))
-    return tuple(sorted(found, key=lambda run: (run.created, run.name)))
+    return tuple(sorted(found, key=lambda run: (run.launched or 0.0, run.name)))
 
 
 def find_runs(word: str, runs_folder: Path) -> tuple[Run, ...]:
