@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.runs.metrics import NAMES, Metrics, read_progress
+from runner.runs.metrics import NAMES, Metrics, Pace, pace, read_curves, read_progress
 
 
 def entry(step: int, time: float, **others: object) -> str:
@@ -61,3 +61,18 @@ def test_a_loss_that_is_no_number_is_shown_and_stays_json(metrics: Path) -> None
     assert tuple(record) == NAMES and record["loss"] == "nan"
     json.dumps(record, allow_nan=False)
     assert record["estimated_end"] and found.record(running=False)["estimated_end"] is None
+
+
+@pytest.mark.parametrize("total", [float("inf"), float("nan"), 10**12, 10**300])
+def test_a_number_out_of_range_is_not_shown_and_does_no_harm(metrics: Path, total: float) -> None:
+    infinite = float("inf")
+    steps = entry(1, 1.0) + entry(2, 1e4, total_steps=total, tokens_per_second=infinite)
+    infinite_step = '{"step": Infinity, "loss": 1.0, "time": 1e4}\n'
+    for text in (steps, steps + infinite_step + entry(2, infinite, total_steps=total)):
+        metrics.write_text(text)
+        found = read_progress(Metrics.of_file(metrics))
+        assert found is not None and (found.step, found.end) == (2, None)
+        assert json.loads(json.dumps(found.record(running=True), allow_nan=False))["tokens_per_second"] == 1000.0
+        assert pace(Metrics.of_file(metrics), 1e4) == Pace()
+        (curve,) = read_curves("a-1", Metrics.of_file(metrics), ("loss",), "hours")
+        assert curve.steps == (1, 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -99,8 +99,8 @@ def read_curves(
         if not isinstance(step, int) or isinstance(step, bool):
             continue
         known.update(name for name, value in entry.items() if _number(value) is not None)
-        begun = _number(entry.get("time")) if begun is None else begun
-        place = _number(entry.get(AXES[axis]))
+        begun = _finite(entry.get("time")) if begun is None else begun
+        place = _finite(entry.get(AXES[axis]))
         if axis == "hours" and place is not None and begun is not None:
             place = (place - begun) / 3600
         for metric, rows in points.items():
@@ -109,7 +109,7 @@ def read_curves(
                 # if an attempt repeats a step, the earlier points of this and later steps are removed
                 while rows and rows[-1][0] >= step:
                     rows.pop()
-                rows.append((step, place, value, int(_number(entry.get("attempt")) or 1)))
+                rows.append((step, place, value, int(_finite(entry.get("attempt")) or 1)))
     if damaged is not None:
         points = {metric: rows for metric, rows in points.items() if rows}
     elif not known:
@@ -145,9 +145,15 @@ def _number(value: object) -> float | None:
     )  # others do not fit into a float
 
 
+def _finite(value: object) -> float | None:
+    number = _number(value)
+    return number if number is not None and math.isfinite(number) else None
+
+
 _TAIL_BYTES = 1 << 16
 _ENTRY_BYTES = 150  # of a usual entry
 _PACE_ENTRIES = 50  # the number of log entries from which the speed is estimated
+_LATEST_END = 4_102_444_800  # the year 2100; datetime cannot represent every number of seconds
 
 NAMES = ("step", "total_steps", "loss", "tokens_per_second", "estimated_end")
 
@@ -189,25 +195,27 @@ def read_progress(metrics: Metrics) -> Progress | None:
     entries = [
         entry
         for entry in newest_records(metrics, _TAIL_BYTES)
-        if _number(entry.get("step")) is not None and "loss" in entry
+        if _finite(entry.get("step")) is not None and "loss" in entry
     ]
     if not entries:
         return None
     last = entries[-1]
-    step, total = int(last["step"]), _number(last.get("total_steps"))
+    step, total = int(last["step"]), _finite(last.get("total_steps"))
     return Progress(
         step,
         int(total) if total else None,
-        _newest(entries, "loss"),
-        _newest(entries, "tokens_per_second"),
+        _newest(entries, "loss", _number),
+        _newest(entries, "tokens_per_second", _finite),
         _end(entries, total),
     )
 
 
-def _newest(entries: Sequence[Mapping[str, Any]], name: str) -> float | None:
+def _newest(
+    entries: Sequence[Mapping[str, Any]], name: str, number: Callable[[object], float | None]
+) -> float | None:
     """The newest value. An entry that was read from a log may have a step and no loss."""
     return next(
-        (value for entry in reversed(entries) if (value := _number(entry.get(name))) is not None),
+        (value for entry in reversed(entries) if (value := number(entry.get(name))) is not None),
         None,
     )
 
@@ -218,11 +226,12 @@ def _end(entries: Sequence[Mapping[str, Any]], total: float | None) -> float | N
     mine = [
         entry for entry in entries[-_PACE_ENTRIES:] if entry.get("attempt") == last.get("attempt")
     ]
-    begun, now = _number(mine[0].get("time")), _number(last.get("time"))
+    begun, now = _finite(mine[0].get("time")), _finite(last.get("time"))
     steps = last["step"] - mine[0]["step"]
     if total is None or begun is None or now is None or steps <= 0 or now < begun:
         return None
-    return float(now + max(total - last["step"], 0) * (now - begun) / steps)
+    end = float(now + max(total - last["step"], 0) * (now - begun) / steps)
+    return end if 0 <= end < _LATEST_END else None
 
 
 def newest_records(metrics: Metrics, size_bytes: int) -> list[dict[str, Any]]:
@@ -310,7 +319,7 @@ def pace(metrics: Metrics, now: float | None = None, *, running: bool = True) ->
     steps = [
         each
         for each in records
-        if isinstance(each.get("step"), int) and isinstance(each.get("time"), int | float)
+        if isinstance(each.get("step"), int) and _finite(each.get("time")) is not None
     ]
     if not steps:
         return None
@@ -332,10 +341,10 @@ def _slower(steps: Sequence[Mapping[str, Any]]) -> str:
     import statistics
 
     name, unit = next(
-        ((name, unit) for name, unit in _RATES if any(_number(each.get(name)) for each in steps)),
+        ((name, unit) for name, unit in _RATES if any(_finite(each.get(name)) for each in steps)),
         ("", ""),
     )
-    rates = [rate for each in steps if (rate := _number(each.get(name)) or 0) > 0]
+    rates = [rate for each in steps if (rate := _finite(each.get(name)) or 0) > 0]
     if len(rates) < 3 * _WINDOW:
         return ""
     if unit == "s":
