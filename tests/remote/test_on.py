@@ -13,11 +13,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BytesIO
 from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
 
+from runner.commands.on import Lines
 from tests.end_to_end.test_open import page
 from tests.lab.slurm import SlurmLab
 from tests.remote.sshd import Sshd
@@ -197,6 +199,18 @@ def test_logs_go_on_after_the_connection_was_cut(host: Sshd) -> None:
         (folder / "stop").touch()
         assert child.wait(timeout=180) == 0, told.read_text()
     assert lines() == [f"line {n}" for n in range(1, len(lines()) + 1)]
+
+
+def test_progress_bars_and_a_last_line_without_an_end_are_shown_once() -> None:
+    shown = BytesIO()
+    output = Lines(shown)
+    output.write(b"one\r\n 10%\r 2")
+    assert shown.getvalue() == b"one\r\n 10%\r"
+    output.begin_again()
+    output.write(b"one\r\n 10%\r 20%\rdone")
+    assert shown.getvalue() == b"one\r\n 10%\r 20%\r"
+    output.end()
+    assert shown.getvalue() == b"one\r\n 10%\r 20%\rdone"
 
 
 def test_the_status_of_all_hosts(host: Sshd) -> None:

@@ -65,6 +65,7 @@ def run_on(
             if call.writes and not exit_code:
                 _fetch(connection, call, console)
             if exit_code != 255:
+                output.end()
                 return exit_code
             lost = RunnerError(
                 f"the connection to {name} was lost",
@@ -247,7 +248,8 @@ class Lines:
         self._repeated, self._rest = self._printed.copy(), b""
 
     def write(self, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        # the states of a progress bar end in \r
+        *lines, self._rest = re.split(rb"(?<=[\r\n])", self._rest + data)
         for line in lines:
             if self._repeated[line] > 0:
                 self._repeated[line] -= 1
@@ -256,7 +258,14 @@ class Lines:
             self.print(line)
 
     def print(self, line: bytes) -> None:
-        self._output.write(line + b"\n")
+        self._output.write(line)
+
+    def end(self) -> None:
+        """The output is complete: print its last line, which may have no line end."""
+        if self._rest:
+            self._output.write(self._rest)
+            self._rest = b""
+            self.flush()
 
     def flush(self) -> None:
         self._output.flush()
@@ -282,12 +291,12 @@ class Page(Lines):
     def print(self, line: bytes) -> None:
         if url := re.match(rb"(http://127\.0\.0\.1:)(\d+)(/.*)", line):
             self._forward = self._connection.forward(int(url[2]))
-            line = url[1] + self._forward.split(":")[1].encode() + url[3]
+            line = url[1] + self._forward.split(":")[1].encode() + url[3] + b"\n"
         super().print(line)
         if url and self._browser:
             from runner.commands.open import open_browser  # slow
 
-            open_browser(line.decode(), self._file)
+            open_browser(line.decode().rstrip(), self._file)
 
     def close(self) -> None:
         folders.discard(self._file)
