@@ -89,5 +89,15 @@ def test_an_attempt_without_an_exit_code_stays_for_a_day(local: Runner) -> None:
     assert local("gc", "--runs", "--older", "1d").stdout.split() == [str(folder)]
 
 
+def test_what_an_interrupted_removal_left_is_not_a_run_and_is_removed(local: Runner) -> None:
+    folder, _ = local.finished("--engine", "host", "--", "true")
+    left = folder.rename(local.runs / f".going-{folder.name}")
+    code = local.runs / "x-0001/.going-code"
+    write(code, {"jobs/x": ""})
+    assert "[]" in local("status", "--json").stdout
+    assert local("gc", "--runs", "--older", "1d").stdout == ""
+    assert not left.exists() and not code.exists() and code.parent.is_dir()
+
+
 def test_an_age_must_be_given(local: Runner) -> None:
     assert "--older" in local("gc", "--runs", code=2).stderr

@@ -162,6 +162,6 @@ def _runs() -> list[str]:
     from runner.runs.run import RECORD
 
     try:
-        return ["last", *(path.parent.name for path in runs_folder(None).glob(f"*/{RECORD}"))]
+        return ["last", *(path.parent.name for path in runs_folder(None).glob(f"[!.]*/{RECORD}"))]
     except RunnerError:  # the site's folder of runs is not known on this machine
         return ["last"]

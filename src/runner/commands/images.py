@@ -23,6 +23,7 @@ from runner.runs.gc import (
     ImageUse,
     chosen_images,
     empty_sweeps,
+    leftovers,
     remove,
     remove_image,
     select,
@@ -224,6 +225,8 @@ def collect_runs(args: argparse.Namespace, console: Console) -> int:
                 folders.make(path)  # containers mount this folder, so it must exist
         for path in (*empty_sweeps(folder), *snapshot.unused_stores(folder)):
             remove(path)
+        for path in leftovers(folder):
+            folders.remove(path)
     what = f"{len(paths)} {'snapshots' if args.code else 'runs'}"
     return _print_removed(
         paths, what, freed, args, console, kept={run.name: why for run, why in kept}

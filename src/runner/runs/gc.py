@@ -22,6 +22,8 @@ _QUIET_SECONDS = 86_400
 """an attempt without an exit code counts as running until its folder has not changed for this long"""
 _LAUNCH_SECONDS = 3600
 """for this long, a launch that is not submitted yet counts as in progress"""
+_GOING = ".going-"
+"""the beginning of the name of a folder while it is being removed"""
 
 
 def select(
@@ -92,9 +94,15 @@ def size_bytes(folder: Path) -> int:
 
 def remove(path: Path) -> None:
     """Remove a run folder. Rename it first, so that an incomplete removal never looks like a run."""
-    hidden = path.parent / f".going-{path.name}"
+    hidden = path.parent / f"{_GOING}{path.name}"
+    folders.remove(hidden)  # what an interrupted removal has left
     folders.move(path, hidden)
     folders.remove(hidden)
+
+
+def leftovers(runs_folder: Path) -> tuple[Path, ...]:
+    """What interrupted removals have left, in the folder of runs and in those of the runs."""
+    return (*runs_folder.glob(f"{_GOING}*"), *runs_folder.glob(f"*/{_GOING}*"))
 
 
 def empty_sweeps(runs_folder: Path) -> tuple[Path, ...]:

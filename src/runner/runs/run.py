@@ -255,9 +255,9 @@ def is_over(run: Run) -> bool:
 
 
 def list_runs(runs_folder: Path) -> tuple[Run, ...]:
-    """The runs in a folder of runs, oldest first. Folders without a valid record are left out."""
+    """The runs in a folder of runs, oldest first. Folders without a valid record are left out, and hidden ones."""
     try:
-        folders = tuple(runs_folder.iterdir())
+        folders = [path for path in runs_folder.iterdir() if not path.name.startswith(".")]
     except OSError:
         return ()
     found = []
