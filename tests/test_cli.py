@@ -102,6 +102,11 @@ def test_a_reader_that_goes_away_makes_no_noise(words: str) -> None:
     assert not done.stderr
 
 
+def test_a_name_that_is_too_long_for_a_file_is_no_bug(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(("logs", "--site", "local", f"{tmp_path}/{'x' * 300}")) == 1
+    assert "because: File name too long" in capsys.readouterr().err
+
+
 def test_completion_scripts_are_shell() -> None:
     for shell in ("bash", "zsh", "fish"):
         script = runner("completion", shell)

@@ -5,6 +5,7 @@ Exit codes: 0 success, 1 an error that the user can fix, 2 wrong usage, 3 a bug 
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -209,6 +210,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace | None:
     return args
 
 
+# any path that the user names may be in a folder of another user; Path.exists raises these errors too
+_REFUSED = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+
+
 def _stopped(error: BaseException | None) -> bool:
     """Whether Ctrl-C caused the error: Python wraps one that arrives while a class is created, and cleaning up after
     Ctrl-C may fail."""
@@ -250,4 +255,9 @@ def run(argv: Sequence[str]) -> int:
         if _stopped(error):
             console.say("runner: stopped by Ctrl-C")
             return 130
+        if isinstance(error, OSError) and error.filename and error.errno in _REFUSED:
+            from runner.machine import files
+
+            console.error(files.explain(error, f"use {error.filename}"))
+            return 1
         return console.bug(error, argv)

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from runner.errors import RunnerError
-from runner.machine import process
+from runner.machine import files, process
 from runner.site import Site
 from runner.site_files import load_site, signs, site_names, user_folder
 
@@ -36,7 +36,7 @@ def _detect(environ: Mapping[str, str]) -> tuple[str, str]:
         for kind, word in signs(name, environ, mentioned):
             if kind == "clusters" and word == cluster:
                 return name, f"the cluster is called {cluster}"
-            if kind == "paths" and Path(word).exists():
+            if kind == "paths" and files.exists(word):
                 return name, f"{word} exists on this machine"
     if not slurm:
         there = process.which("sbatch") is not None
@@ -63,7 +63,7 @@ def slurm_configuration(environ: Mapping[str, str]) -> Path | None:
         if named
         else ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/opt/slurm/etc/slurm.conf")
     )
-    return next((Path(place) for place in places if Path(place).is_file()), None)
+    return next((Path(place) for place in places if files.exists(place)), None)
 
 
 def _slurm_answers(environ: Mapping[str, str]) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.errors import RunnerError, unknown
+from runner.machine import files
 
 SUFFIXES = {
     "containers": ".toml",
@@ -92,9 +93,9 @@ def find_project(start: Path | None = None) -> Project:
     here = (start or Path.cwd()).resolve()
     shipped = shipped_folder()
     for folder in (here, *here.parents):
-        if (folder / "runner.toml").is_file():
+        if files.exists(folder / "runner.toml"):
             return Project(folder, shipped, here)
-        if (folder / ".git").exists():
+        if files.exists(folder / ".git"):
             if _has_parts(folder):
                 return Project(folder, shipped, here)
             break

@@ -55,6 +55,22 @@ def test_a_job_runs_in_the_container(user: User) -> None:
     runner(user, "launch", "--wait", "--", "sh", "-c", "exit 6", code=6)
 
 
+def test_a_folder_that_the_user_may_not_enter_is_named(user: User) -> None:
+    closed = user.home / "closed"
+    closed.mkdir(mode=0)
+    write(user.home / "project", {"edf/closed.toml": f'mounts = ["{closed}/data:/data"]\n'})
+    here = ("--engine", "host", "--dry-run")
+    for words in (
+        ("logs", f"{closed}/sft-0001"),
+        ("shell", *here, f"{closed}/box.toml"),
+        ("launch", *here, "--env", "closed", "--", "true"),
+    ):
+        said = runner(user, *words, code=1).stderr
+        assert f"runner: cannot use {closed}/" in said and "because: Permission denied" in said, said
+    closed.rmdir()
+    (user.home / "project/edf/closed.toml").unlink()
+
+
 @pytest.mark.uses("bubblewrap", "squashfuse")
 def test_shell_and_cancel(user: User) -> None:
     done = runner(user, "shell", "--", "sh", "-c", "echo $GREETING $A; exit 3", code=3)

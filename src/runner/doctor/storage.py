@@ -57,7 +57,7 @@ def run_folder(site: Site, environ: Mapping[str, str]) -> Diagnosis:
 
 
 def _nearest(folder: Path) -> Path:
-    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    return next(path for path in (folder, *folder.absolute().parents) if files.exists(path))
 
 
 def _room(name: str, folder: Path, enough_bytes: float, variable: str, advice: str) -> Diagnosis:
@@ -74,7 +74,7 @@ def _room(name: str, folder: Path, enough_bytes: float, variable: str, advice: s
     inodes = f", {statistics.f_favail} inodes" if statistics.f_files else ""
     kind = probe.file_system(nearest)[0]
     text = f"{folder}: {free / 1e9:.0f} GB{inodes} free" + (f" ({kind})" if kind else "")
-    text += "" if folder.exists() else "; created when needed"
+    text += "" if files.exists(folder) else "; created when needed"
     if free < enough_bytes or (statistics.f_files and statistics.f_favail < 1000):
         return Diagnosis(name, "wrong", text, advice)
     return Diagnosis(name, "ok", text)
@@ -119,7 +119,7 @@ def striping(site: Site, environ: Mapping[str, str]) -> Diagnosis:
         )
     except RunnerError as error:
         return Diagnosis("striping", "missing", f"{error.what}: {error.why}", error.fix)
-    if not folder.exists():
+    if not files.exists(folder):
         text = f"{folder} does not exist yet; it would inherit the striping of {nearest}"
         return Diagnosis("striping", "missing", text, fix)
     # a count for each part of a file; source: lfs-getstripe(1), Lustre 2.15

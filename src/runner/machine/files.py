@@ -99,6 +99,14 @@ def text_of(path: str | Path) -> str:
         return ""
 
 
+def exists(path: str | Path) -> bool:
+    """Whether a path exists, as far as this user can see.
+
+    Path.exists raises PermissionError below a folder that the user may not enter.
+    """
+    return os.path.exists(path)  # noqa: PTH110
+
+
 def modified(path: str | Path) -> float | None:
     """The modification time of a file, in Unix seconds; None if it cannot be read."""
     try:

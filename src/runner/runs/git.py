@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.machine import process
+from runner.machine import files, process
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Git:
 def work_tree(folder: Path) -> Path | None:
     """The root of the git work tree that contains a folder; None if there is none, or git is not installed."""
     for parent in (folder, *folder.parents):
-        if (parent / ".git").exists():
+        if files.exists(parent / ".git"):
             return parent
     return None
 
