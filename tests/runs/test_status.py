@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -219,7 +220,7 @@ def test_following_goes_on_while_the_queue_does_not_answer(
         attempt(run, 2, exit_code="0\n")
         queue.answer({"17": JobStatus("COMPLETED")})
 
-    monkeypatch.setattr(follow.time, "sleep", sleep)
+    monkeypatch.setattr(follow, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     assert follow.follow(run, follow.Tail(run.log), print, Quiet()).state == "COMPLETED" and len(slept) == 1
 
 
@@ -233,7 +234,7 @@ def test_a_run_that_waits_for_its_next_attempt_is_asked_about_less_and_less_ofte
     def seconds_until_asked() -> float:
         nonlocal now
         begun = now
-        monkeypatch.setattr(follow.time, "monotonic", lambda: now)
+        monkeypatch.setattr(follow, "time", SimpleNamespace(monotonic=lambda: now))
         while watch.status() is None:
             now += 0.1
         return now - begun
