@@ -98,6 +98,14 @@ def test_an_exit_code_is_enough_when_the_queue_has_forgotten(run: Run, settle: S
     assert (found.state, found.exit_code, found.reason) == ("FAILED", 3, "squeue: no answer")
 
 
+def test_a_run_that_may_have_another_attempt_is_unknown_while_squeue_fails(run: Run, settle: Settle) -> None:
+    attempt(run, 1, exit_code="75\n")
+    found = settle(replace(run, restarts=True), trouble="no answer")
+    assert (found.state, found.exit_code, found.reason) == ("UNKNOWN", 75, "squeue: no answer")
+    (run.folder / "stopped").write_text("no restarts left\n")
+    assert settle(replace(run, restarts=True), trouble="no answer").state == "FAILED"
+
+
 def test_attempts_are_ordered_as_numbers(run: Run) -> None:
     for number in (2, 10, 9):
         attempt(run, number)

@@ -416,12 +416,13 @@ def status_of(run: Run, queue: Mapping[str, JobStatus], trouble: str) -> JobStat
             job_id=job_id,
             live=live,
         )
-    if code is not None:
+    # while squeue fails, another attempt may still wait in the queue
+    if code is not None and (not trouble or is_over(run) or is_cancelled(run)):
         return from_exit_code(run, code, trouble)
     if is_cancelled(run):
         return JobStatus("CANCELLED", run.cancel_reason)
     if trouble:
-        return JobStatus("UNKNOWN", trouble)
+        return JobStatus("UNKNOWN", trouble, code)
     if run.after and not run.attempts:
         return JobStatus(
             "CANCELLED",
