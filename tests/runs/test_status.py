@@ -106,6 +106,16 @@ def test_a_run_that_may_have_another_attempt_is_unknown_while_squeue_fails(run: 
     assert settle(replace(run, restarts=True), trouble="no answer").state == "FAILED"
 
 
+def test_the_users_variables_of_squeue_leave_no_job_out(
+    run: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.answer({"17": JobStatus("RUNNING")})
+    text = queue.program.read_text().replace("cat", '[ -z "$SQUEUE_PARTITION" ] || exit 0\ncat', 1)
+    queue.program.write_text(text)
+    monkeypatch.setenv("SQUEUE_PARTITION", "debug")
+    assert status.ask([run])[0].state == "RUNNING"
+
+
 def test_attempts_are_ordered_as_numbers(run: Run) -> None:
     for number in (2, 10, 9):
         attempt(run, number)

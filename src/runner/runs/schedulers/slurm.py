@@ -349,7 +349,8 @@ def _queue(job_ids: Sequence[str]) -> tuple[Mapping[str, JobStatus], str]:
 
 
 def _squeue(argv: Sequence[str]) -> tuple[str, str]:
-    """(the output of squeue, the reason if it fails)."""
+    """(the output of squeue, the reason if it fails). The user's SQUEUE_* variables would leave jobs out."""
+    argv = (*process.without("SQUEUE_"), *argv)
     try:
         done = process.run(argv, check=False, timeout_seconds=_ANSWER_SECONDS)
     except RunnerError as error:
