@@ -171,6 +171,9 @@ class RunPlan(ABC):
 class RenderedPlan(RunPlan):
     """The plan of a run whose batch script is rendered from its job."""
 
+    choose_offline: Callable[[Job], tuple[Job, tuple[str, ...]]] = lambda job: (job, ())
+    """decides anew, for other arguments, whether the job is offline; and notes (hub.choose_offline)"""
+
     def payload(self) -> Mapping[str, str]:
         return payload.files()
 
@@ -209,9 +212,15 @@ class RenderedPlan(RunPlan):
 
     def with_values(self, job: Job, values: Mapping[str, str]) -> RunPlan:
         added = [word for name, value in values.items() for word in (f"--{name}", value)]
-        job = replace(job, arguments=(*job.arguments, *added))
+        job, notes = self.choose_offline(replace(job, arguments=(*job.arguments, *added)))
         script = scheduler_of(self.site.scheduler).script(job, self.attachment, self.site)
-        return replace(self, job=job, script=script, files={**self.files, SCRIPT: script})
+        return replace(
+            self,
+            job=job,
+            script=script,
+            files={**self.files, SCRIPT: script},
+            notes=tuple(dict.fromkeys((*self.notes, *notes))),
+        )
 
     def array_script(self, name: str, count: int, at_once: int | None) -> str:
         """Task N starts the run behind the link N. The script has the directives of the runs."""
