@@ -198,13 +198,25 @@ def _one_by_one(
 
 
 def start_chain(run: Run, links: int) -> Run:
-    """Submit the jobs that follow the first one. Each is recorded at once: the first job may end at any time."""
-    from runner.runs.run import LATER_JOBS  # a dry run does not need it
+    """Submit the jobs that follow the first one. Each is recorded at once: the first job may end at any time.
 
-    for _ in range(links - 1):
-        job_id = _submitted(run.folder, slurm_commands.submit_after(run.folder, run.job_id))
-        run = run.with_jobs(*run.job_ids, job_id)
-        files.write(run.folder / LATER_JOBS, "".join(f"{each}\n" for each in run.job_ids[1:]))
+    If one is rejected, the others are cancelled. The run stays, because its first job may have started.
+    """
+    from runner.runs.run import CANCELLED, LATER_JOBS, STOP, save  # a dry run does not need it
+
+    try:
+        for _ in range(links - 1):
+            job_id = _submitted(run.folder, slurm_commands.submit_after(run.folder, run.job_id))
+            run = run.with_jobs(*run.job_ids, job_id)
+            files.write(run.folder / LATER_JOBS, "".join(f"{each}\n" for each in run.job_ids[1:]))
+    except BaseException as error:
+        process.run(("scancel", *run.job_ids), check=False, timeout_seconds=120)
+        save(replace(run, state=CANCELLED))
+        files.write(run.folder / STOP, "its chain could not be submitted\n")
+        if isinstance(error, RunnerError):
+            number = len(run.job_ids) + 1
+            error.what = f"{run.name} is cancelled: job {number} of {links}: {error.what}"
+        raise
     return run
 
 
