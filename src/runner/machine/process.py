@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
@@ -48,9 +48,9 @@ def which(program: str, env: Mapping[str, str] = os.environ) -> str | None:
     return shutil.which(program, path=path)
 
 
-def without(*prefixes: str, keep: Container[str] = ()) -> tuple[str, ...]:
+def without(*prefixes: str) -> tuple[str, ...]:
     """The words before a command that remove the variables whose names begin so; empty if none is set."""
-    names = sorted(name for name in os.environ if name.startswith(prefixes) and name not in keep)
+    names = sorted(name for name in os.environ if name.startswith(prefixes))
     return ("env", *(f"--unset={name}" for name in names)) if names else ()
 
 

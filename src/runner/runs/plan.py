@@ -178,7 +178,7 @@ class RenderedPlan(RunPlan):
         return payload.files()
 
     def by_hand(self, runs: str) -> tuple[str, ...]:
-        command = scheduler_of(self.site.scheduler).BY_HAND
+        command = " ".join((*self._removed, scheduler_of(self.site.scheduler).BY_HAND))
         image = self.image.reference or "none (no container)"
         return f"would run: cd {runs}/{self.job.name}-NNNN && {command}", f"image: {image}"
 
@@ -208,7 +208,14 @@ class RenderedPlan(RunPlan):
         return re.findall(r"^#SBATCH --([\w-]+)", self.script, re.MULTILINE)
 
     def trial(self) -> Trial:
-        return Trial(("sbatch", "--test-only"), Path.cwd(), self.script)
+        return Trial((*self._removed, "sbatch", "--test-only"), Path.cwd(), self.script)
+
+    @property
+    def _removed(self) -> tuple[str, ...]:
+        """The words before sbatch, as in a submission."""
+        from runner.runs.schedulers import slurm  # a local site does not need it
+
+        return () if self.site.is_local else slurm.without_overriding(self.script)
 
     def with_values(self, job: Job, values: Mapping[str, str]) -> RunPlan:
         added = [word for name, value in values.items() for word in (f"--{name}", value)]

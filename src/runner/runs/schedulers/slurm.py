@@ -206,7 +206,8 @@ def start_chain(run: Run, links: int) -> Run:
 
     try:
         for _ in range(links - 1):
-            job_id = _submitted(run.folder, slurm_commands.submit_after(run.folder, run.job_id))
+            argv = slurm_commands.submit_after(run.folder, run.job_id)
+            job_id = _submitted(run.folder, argv, "job.sbatch")
             run = run.with_jobs(*run.job_ids, job_id)
             files.write(run.folder / LATER_JOBS, "".join(f"{each}\n" for each in run.job_ids[1:]))
     except BaseException as error:
@@ -228,7 +229,25 @@ def _sbatch(folder: Path, waits: Dependencies, report: Report, script: str, *mor
         own = _excluded_by_user(folder / script)
         excluded = exclude_flags(folder.parent, os.environ, report, own)
     flags = (*excluded, *slurm_commands.dependency_flags(waits), *more)
-    return _submitted(folder, slurm_commands.submit(folder, flags, script=script))
+    return _submitted(folder, slurm_commands.submit(folder, flags, script=script), script)
+
+
+def without_overriding(text: str) -> tuple[str, ...]:
+    """A prefix that runs sbatch without the SBATCH_* variables that would override an option of a batch script.
+
+    A dry run shows the script, and the script relies on its own options, such as --open-mode.
+    """
+    if not any(name.startswith("SBATCH_") for name in os.environ):
+        return ()
+    from runner.runs.schedulers import directives  # most launches do not need it
+
+    names = directives.overriding(text, os.environ)
+    return ("env", *(f"--unset={name}" for name in names)) if names else ()
+
+
+def _removed(folder: Path, script: str) -> tuple[str, ...]:
+    """`without_overriding` for a script in a folder; empty for a user's own batch script."""
+    return without_overriding(files.text_of(folder / script)) if _place(folder) else ()
 
 
 def _place(folder: Path) -> Path | None:
@@ -240,6 +259,7 @@ def _tell_start(folder: Path, script: str, report: Report) -> None:
     """Report when the job would start. Errors are ignored, because the submission itself will report them."""
     try:
         argv = slurm_commands.submit(folder, ("--test-only",), script=script)
+        argv = (*_removed(folder, script), *argv)
         done = process.run(argv, cwd=_place(folder), check=False, timeout_seconds=_ESTIMATE_SECONDS)
     except RunnerError as error:  # a busy controller
         report.detail(f"sbatch --test-only: {error.why}")
@@ -275,8 +295,9 @@ def ask(argv: Sequence[str], folder: Path, script: str | None = None) -> Forecas
     return Forecast(True)
 
 
-def _submitted(folder: Path, argv: Sequence[str]) -> str:
+def _submitted(folder: Path, argv: Sequence[str], script: str) -> str:
     """Run sbatch, and return the job id that it prints."""
+    argv = (*_removed(folder, script), *argv)
     done = process.run(
         argv, cwd=_place(folder), check=False, timeout_seconds=_SUBMIT_SECONDS, own_session=True
     )
