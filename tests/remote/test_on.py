@@ -237,6 +237,13 @@ def test_the_status_of_all_hosts(host: Sshd) -> None:
     shutil.rmtree(folder)
 
 
+def test_a_file_of_the_project_that_has_our_name_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / "runner.py").write_text("print('not ours')\n")
+    words = (sys.executable, "-P", "-m", "runner", "status", "--on", "a@host.invalid", "--on", "b@host.invalid")
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "not ours" not in done.stdout and done.stderr.count("cannot connect") == 2, done
+
+
 def test_which_host_would_start_a_job_and_when(plain_slurm: SlurmLab) -> None:
     """One table, so that the user picks the cluster; nothing is submitted."""
     with Sshd(plain_slurm.environ) as host:

@@ -7,10 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from runner.runs import diff
-from runner.runs.diff import Difference, Side, compare, run_side
+from runner.machine.report import Quiet
+from runner.project import Project
+from runner.runs import diff, submit
+from runner.runs.diff import Difference, Side, compare, run_side, side_now
+from runner.runs.launch import prepare
+from runner.runs.plan import Request
 from runner.runs.run import SUBMITTED, Run, save
 from runner.runs.secrets import HIDDEN
+from runner.runs.sweep import with_values
+
+ROOT = Path(__file__).resolve().parents[2]
 
 LOCK = """\
 [run]
@@ -165,6 +172,20 @@ def test_without_a_snapshot_the_commit_is_compared_and_that_is_said(tmp_path: Pa
     found = compare(run_side(left), run_side(right))
     assert [(each.name, each.right) for each in found.differences] == [("commit", "c1")]
     assert "a-2 is gone" in found.left_out[0]
+
+
+def test_a_run_of_a_sweep_is_compared_with_a_launch_with_its_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNNER_RUNS", str(tmp_path / "runs"))
+    request = Request(words=("true",), env="host", site="local", engine="host")
+    project = Project(None, ROOT, tmp_path)
+    plan = prepare(request, project, os.environ, Quiet())
+    (tmp_path / "runs").mkdir()
+    words = ("launch", "--sweep", "lr=1,2", "--", "true")
+    run = submit.made(with_values(plan, {"lr": "1"}), tmp_path / "runs", words, Quiet(), parameters={"lr": "1"})
+    for each in (run, replace(run, parameters={}, sweep="")):
+        assert compare(run_side(each), side_now(each, lambda words: request, project)).differences == ()
 
 
 def test_hidden_values_are_said_to_be_left_out() -> None:

@@ -13,9 +13,11 @@ from runner.errors import RunnerError, unknown
 from runner.images.squashfs_file import Squashfs, as_json, sidecar
 from runner.machine.report import Quiet
 from runner.project import Project
-from runner.runs.checks import path_on_host
+from runner.runs.checks import lacks_account, path_on_host
 from runner.runs.launch import prepare
 from runner.runs.plan import Request, RunPlan
+from runner.runs.run import Dependencies, Run
+from runner.runs.schedulers import slurm
 from runner.runs.schedulers.slurm import refused
 from runner.runs.sweep import with_values
 from tests.runs.scripts import given
@@ -281,6 +283,27 @@ def test_a_dry_run_turns_what_is_not_here_into_warnings(project: Project, tmp_pa
     assert 'image = "${SCRATCH}/runner/images/cpu.sqsh"' in made.files["environment.toml"]
     assert any("SCRATCH" in note for note in made.notes) and any("/no/such" in note for note in made.notes)
     assert any("${SCRATCH}/runner/runs/true-NNNN && sbatch job.sbatch" in line for line in explain(made, HOME, project))
+
+
+def test_the_users_variables_of_sbatch_override_no_line_of_the_script(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of other options stay, such as an account that the site requires."""
+    asked = request(site="generic-slurm", words=("true",), dry_run=True, given=given(time_minutes="5", memory="8G"))
+    assert plan(project, asked).trial().argv == ("sbatch", "--test-only")
+    for name in ("TIMELIMIT", "MEM_PER_CPU", "OPEN_MODE", "EXPORT", "ACCOUNT"):
+        monkeypatch.setenv(f"SBATCH_{name}", "x")
+    made = plan(project, asked)
+    removed = ("env", *(f"--unset=SBATCH_{name}" for name in ("MEM_PER_CPU", "OPEN_MODE", "TIMELIMIT")))
+    assert made.trial().argv == (*removed, "sbatch", "--test-only")
+    assert made.by_hand("runs")[0].endswith(f"&& {' '.join(removed)} sbatch job.sbatch")
+    (tmp_path / "job.sbatch").write_text(made.script)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    (tmp_path / "sbatch").write_text('#!/bin/sh\necho "${SBATCH_TIMELIMIT-17}"\n')
+    (tmp_path / "sbatch").chmod(0o755)
+    run = Run("true-0001", tmp_path, "true", "generic-slurm", "slurm", "2026")
+    assert slurm.start(run, Dependencies(), Quiet()).job_ids == ("17",)
+    assert not lacks_account(made.job, replace(made.site, account_required=True))
 
 
 def test_a_value_of_a_sweep_goes_to_its_place_or_becomes_an_option(project: Project) -> None:

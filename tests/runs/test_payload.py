@@ -366,6 +366,12 @@ def test_an_attempt_notes_the_times_of_its_phases(tmp_path: Path) -> None:
     assert moments == sorted(moments) and any(time % 1 for time in moments)
 
 
+def test_the_users_variables_of_squeue_do_not_reach_it(run: Path, tmp_path: Path) -> None:
+    environ = {**programs(tmp_path / "bin", {"squeue": '#!/bin/sh\necho "${SQUEUE_PARTITION-RUNNING}"\n'}),
+               "SLURM_JOB_ID": "71", "SQUEUE_PARTITION": "debug"}  # fmt: skip
+    assert on_host(run, "job_runs 71 && echo runs", environ) == "runs\n"
+
+
 def test_a_start_in_the_same_allocation_is_not_a_new_job(run: Path, tmp_path: Path) -> None:
     """Each time Slurm starts the job, it notes when the job was submitted and got its nodes; another step does not."""
     squeue = '#!/bin/sh\n[ "$SLURM_TIME_FORMAT" != standard ] || echo 2026-11-23T10:00:00 2026-11-23T10:05:00\n'

@@ -50,6 +50,17 @@ def test_a_path_is_read_from_where_the_user_stands(project: Project) -> None:
     assert find_script(str(project.root / "jobs/own.py"), project) == project.root / "jobs/own.py"
 
 
+def test_a_path_through_a_link_or_a_parent_folder_means_the_file_that_is_there(
+    project: Project, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to("project")
+    make(tmp_path, "beside.py")
+    words = (f"{tmp_path}/link/tools/other.py", "../jobs/own.py", "../../beside.py")
+    found = [program_of_script(find_script(word, project), project) for word in words]
+    places = [(each.script, each.outside) for each in found]
+    assert places == [("tools/other.py", None), ("jobs/own.py", None), ("beside.py", tmp_path / "beside.py")]
+
+
 @pytest.mark.parametrize(
     ("word", "advice"), [("stf", "did you mean 'sft'?"), ("./othr.py", "did you mean 'other.py'?")]
 )

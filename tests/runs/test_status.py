@@ -12,12 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from runner.errors import RunnerError
 from runner.machine import sessions
 from runner.machine.report import Quiet
 from runner.runs import cancel, follow, status
 from runner.runs.budget import use_of
 from runner.runs.history import look
 from runner.runs.run import CANCELLED, PREPARING, SUBMITTED, Run, find_run, load, save
+from runner.runs.schedulers import slurm
 from runner.runs.schedulers.scheduler import JobStatus
 
 Settle = Callable[..., status.RunStatus]
@@ -119,6 +121,24 @@ def test_the_gpu_hours_of_a_killed_attempt_end_with_its_last_sign_of_life(
     assert (found.state, found.gpu_hours, use_of(tmp_path)) == ("LOST", 8.0, (0.0, 0))
 
 
+def test_a_run_that_may_have_another_attempt_is_unknown_while_squeue_fails(run: Run, settle: Settle) -> None:
+    attempt(run, 1, exit_code="75\n")
+    found = settle(replace(run, restarts=True), trouble="no answer")
+    assert (found.state, found.exit_code, found.reason) == ("UNKNOWN", 75, "squeue: no answer")
+    (run.folder / "stopped").write_text("no restarts left\n")
+    assert settle(replace(run, restarts=True), trouble="no answer").state == "FAILED"
+
+
+def test_the_users_variables_of_squeue_leave_no_job_out(
+    run: Run, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.answer({"17": JobStatus("RUNNING")})
+    text = queue.program.read_text().replace("cat", '[ -z "$SQUEUE_PARTITION" ] || exit 0\ncat', 1)
+    queue.program.write_text(text)
+    monkeypatch.setenv("SQUEUE_PARTITION", "debug")
+    assert status.ask([run])[0].state == "RUNNING"
+
+
 def test_attempts_are_ordered_as_numbers(run: Run) -> None:
     for number in (2, 10, 9):
         attempt(run, number)
@@ -156,6 +176,26 @@ def test_a_launch_that_was_broken_off_after_the_submission(run: Run, settle: Set
     assert (load(tmp_path).state, load(tmp_path).job_ids) == (SUBMITTED, ("17",))
     assert settle(load(tmp_path), {"17": JobStatus("RUNNING")}).state == "RUNNING"
     assert look(load(tmp_path)).state == "RUNNING"
+
+
+def test_a_chain_that_slurm_does_not_take_whole_is_cancelled(
+    run: Run, settle: Settle, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the run, whose first job may have started."""
+    folder = tmp_path_factory.mktemp("slurm")
+    refused = "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy"
+    texts = {
+        "sbatch": f"case $* in *afterany:17*) echo 18 ;; *) echo '{refused}' >&2; exit 1 ;; esac",
+        "scancel": f"echo $* >{folder}/cancelled",
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    with pytest.raises(RunnerError, match="sft-0001 is cancelled: job 3 of 5: sbatch rejected the job") as caught:
+        slurm.start_chain(run, 5)
+    assert caught.value.why == refused and (folder / "cancelled").read_text() == "17 18\n"
+    assert (load(tmp_path).job_ids, settle(load(tmp_path)).state) == (("17", "18"), "CANCELLED")
 
 
 def test_a_live_process_of_ours_is_running(here: Run, settle: Settle) -> None:

@@ -7,13 +7,19 @@ import pytest
 
 from runner.environments.environment import Environment
 from runner.errors import RunnerError
-from runner.runs import after, status
+from runner.machine.report import Quiet
+from runner.project import Project
+from runner.runs import after, hub, status
 from runner.runs.gc import empty_sweeps
 from runner.runs.history import Filters, find
 from runner.runs.job import Job
+from runner.runs.launch import prepare
+from runner.runs.plan import Request
 from runner.runs.run import SUBMITTED, Dependencies, Run, find_run, find_runs, save
 from runner.runs.schedulers.slurm_commands import dependency_flags, parse_status
-from runner.runs.sweep import parse
+from runner.runs.sweep import new_notes, parse, with_values
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def make(runs: Path, name: str, **values: object) -> Run:
@@ -32,6 +38,23 @@ def test_each_combination_once_the_last_axis_fastest() -> None:
     assert [tuple(each.values()) for each in sweep.combinations] == [
         ("1e-5", "1"), ("1e-5", "2"), ("2e-5", "1"), ("2e-5", "2")]  # fmt: skip
     assert parse([], None) is None
+
+
+def test_each_run_is_offline_only_if_its_own_model_is_prefetched(tmp_path: Path) -> None:
+    home = tmp_path / "cache" / hub.HOME
+    for name in ("org/a", "org/b"):
+        note = home / hub.NOTES / hub.Repository("model", name).note
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.write_text('{"folder": "/hub/models/snapshots/abc", "files": {}}')
+    request = Request(words=("train", "--model_name_or_path", "org/a"), env="host", site="local", engine="host")
+    environ = {"HOME": str(tmp_path), "PATH": "/bin", "RUNNER_CACHE": str(tmp_path / "cache")}
+    plan = prepare(request, Project(None, ROOT, tmp_path), environ, Quiet())
+    found = {name: with_values(plan, {"model_name_or_path": name}) for name in ("org/a", "org/b", "org/c")}
+    assert {name: one.job.env for name, one in found.items()} == {
+        "org/a": {"HF_HUB_OFFLINE": "1"}, "org/b": {"HF_HUB_OFFLINE": "1"}, "org/c": {}}  # fmt: skip
+    assert "HF_HUB_OFFLINE" in found["org/a"].script and "HF_HUB_OFFLINE" not in found["org/c"].script
+    (note,) = new_notes(plan, found.values())
+    assert note.startswith("not prefetched: model 'org/c'")
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,7 @@ def _build_in_a_job(name: str, site: Site, args: argparse.Namespace, console: Co
     )
     words = (
         sys.executable,
+        "-P",
         "-m",
         "runner",
         "build",

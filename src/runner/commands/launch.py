@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from runner.commands.console import Console, LogFilter, say_end
@@ -275,13 +276,14 @@ def _code(plan: RunPlan) -> Iterator[str]:
 
 def _explain_sweep(plan: RunPlan, sweep: Sweep, console: Console) -> RunPlan:
     """Print the runs that a sweep would have, and return the plan of the first one."""
-    from runner.runs.sweep import ARRAY, with_values
+    from runner.runs.sweep import ARRAY, new_notes, with_values
 
+    plans = [with_values(plan, values) for values in sweep.combinations]
     for number, values in enumerate(sweep.combinations):
         console.say(
             f"task {number}: " + ", ".join(f"{name} = {value}" for name, value in values.items())
         )
-    first = with_values(plan, sweep.combinations[0])
+    first = replace(plans[0], notes=(*plan.notes, *new_notes(plan, plans)))
     if not plan.site.is_local:
         text = first.array_script(ARRAY, len(sweep.combinations), sweep.at_once)
         console.say(f"{ARRAY}:\n{text}")

@@ -331,7 +331,7 @@ def _side_by_side(
     words = ("--json", *words) if asks and not args.json else words
 
     def ask(name: str) -> process.Completed:
-        argv = (sys.executable, "-m", "runner", "--on", name, *words)
+        argv = (sys.executable, "-P", "-m", "runner", "--on", name, *words)
         return process.run(argv, check=False, timeout_seconds=_PATIENCE_SECONDS)
 
     with ThreadPoolExecutor() as pool:

@@ -48,6 +48,12 @@ def which(program: str, env: Mapping[str, str] = os.environ) -> str | None:
     return shutil.which(program, path=path)
 
 
+def without(*prefixes: str) -> tuple[str, ...]:
+    """The words before a command that remove the variables whose names begin so; empty if none is set."""
+    names = sorted(name for name in os.environ if name.startswith(prefixes))
+    return ("env", *(f"--unset={name}" for name in names)) if names else ()
+
+
 def need(programs: Iterable[str]) -> None:
     """Raise one RunnerError that names all missing programs and their packages."""
     missing = [program for program in programs if which(program) is None]

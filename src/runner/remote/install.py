@@ -63,7 +63,8 @@ def _download(folder: Path, tag: str, platforms: list[str]) -> None:
     required = [
         each for each in importlib.metadata.requires("runner-hpc") or () if "extra ==" not in each
     ]
-    argv = [sys.executable, "-m", "pip", "download", "-q", "--only-binary=:all:", "-d", str(folder)]
+    argv = [sys.executable, "-P", "-m", "pip", "download", "-q"]
+    argv += ["--only-binary=:all:", "-d", str(folder)]
     argv += ["--implementation", "cp", "--python-version", tag]
     argv += [f"--platform={each}" for each in platforms]
     done = process.run((*argv, *required), check=False)

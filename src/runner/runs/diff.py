@@ -22,6 +22,7 @@ from runner.runs.launch import Requests, prepare
 from runner.runs.plan import EDF
 from runner.runs.run import Run
 from runner.runs.secrets import HIDDEN
+from runner.runs.sweep import ARRAY_TASK, with_values
 
 Table = Mapping[str, Any]
 
@@ -114,6 +115,10 @@ def side_now(run: Run, requests: Requests, project: Project) -> Side:
             f"compare the run with another run: runner diff {run.name} OTHER",
         )
     plan = prepare(replace(requests(run.command_line), dry_run=True), project, os.environ, Quiet())
+    # the lock of a run that repeats one of a sweep has its values too
+    values = lock.load(run.folder / "lock.toml").get("sweep", {})
+    if values and ARRAY_TASK not in values:
+        plan = with_values(plan, values)
     tables = lock.read(lock.lock_text(lock.tables(plan, run)))
     tables.pop("slurm", None)  # it belongs to the run
     # if two sources have the same file, the first one applies

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from runner.detection import find_site
@@ -106,9 +107,16 @@ def prepare(
         job = _checked_arguments(
             job, site, environ, program.main, report, strict=not (request.dry_run or waits.runs)
         )
-    job, hub_notes = hub.choose_offline(
-        job, environment, project, site, environ, strict=not request.dry_run
+    choose_offline = partial(
+        hub.choose_offline,
+        environment=environment,
+        project=project,
+        site=site,
+        environ=environ,
+        strict=not request.dry_run,
     )
+    undecided = job
+    job, hub_notes = choose_offline(job)
     asked = snapshot.begin(
         program.main, program.outside, program.shipped
     )  # git runs while the script is rendered
@@ -131,6 +139,9 @@ def prepare(
         files={SCRIPT: script},
         notes=(*notes,),
         waits=waits,
+        choose_offline=lambda each: choose_offline(
+            replace(each, env=undecided.env, hub_in_cache=undecided.hub_in_cache)
+        ),
     )
     return _complete(plan, project)
 

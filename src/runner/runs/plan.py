@@ -171,11 +171,14 @@ class RunPlan(ABC):
 class RenderedPlan(RunPlan):
     """The plan of a run whose batch script is rendered from its job."""
 
+    choose_offline: Callable[[Job], tuple[Job, tuple[str, ...]]] = lambda job: (job, ())
+    """decides anew, for other arguments, whether the job is offline; and notes (hub.choose_offline)"""
+
     def payload(self) -> Mapping[str, str]:
         return payload.files()
 
     def by_hand(self, runs: str) -> tuple[str, ...]:
-        command = scheduler_of(self.site.scheduler).BY_HAND
+        command = " ".join((*self._removed, scheduler_of(self.site.scheduler).BY_HAND))
         image = self.image.reference or "none (no container)"
         return f"would run: cd {runs}/{self.job.name}-NNNN && {command}", f"image: {image}"
 
@@ -205,13 +208,26 @@ class RenderedPlan(RunPlan):
         return re.findall(r"^#SBATCH --([\w-]+)", self.script, re.MULTILINE)
 
     def trial(self) -> Trial:
-        return Trial(("sbatch", "--test-only"), Path.cwd(), self.script)
+        return Trial((*self._removed, "sbatch", "--test-only"), Path.cwd(), self.script)
+
+    @property
+    def _removed(self) -> tuple[str, ...]:
+        """The words before sbatch, as in a submission."""
+        from runner.runs.schedulers import slurm  # a local site does not need it
+
+        return () if self.site.is_local else slurm.without_overriding(self.script)
 
     def with_values(self, job: Job, values: Mapping[str, str]) -> RunPlan:
         added = [word for name, value in values.items() for word in (f"--{name}", value)]
-        job = replace(job, arguments=(*job.arguments, *added))
+        job, notes = self.choose_offline(replace(job, arguments=(*job.arguments, *added)))
         script = scheduler_of(self.site.scheduler).script(job, self.attachment, self.site)
-        return replace(self, job=job, script=script, files={**self.files, SCRIPT: script})
+        return replace(
+            self,
+            job=job,
+            script=script,
+            files={**self.files, SCRIPT: script},
+            notes=tuple(dict.fromkeys((*self.notes, *notes))),
+        )
 
     def array_script(self, name: str, count: int, at_once: int | None) -> str:
         """Task N starts the run behind the link N. The script has the directives of the runs."""

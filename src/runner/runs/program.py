@@ -86,6 +86,8 @@ def script_names(project: Project) -> tuple[str, ...]:
 
 def program_of_script(path: Path, project: Project) -> Program:
     """The program for a script file: the folder to snapshot, and the script's path in it."""
+    if ".." in path.parts or not any(path.is_relative_to(root) for root in project.roots):
+        path = path.parent.resolve() / path.name  # the path of the project has no links
     for root in (project.root, project.shipped):
         if root is not None and path.is_relative_to(root):
             script = path.relative_to(root).as_posix()

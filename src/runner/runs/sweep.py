@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,6 +111,12 @@ def with_values(plan: RunPlan, values: Mapping[str, str]) -> RunPlan:
     return plan.with_values(job, others)
 
 
+def new_notes(plan: RunPlan, plans: Iterable[RunPlan]) -> tuple[str, ...]:
+    """The notes of a sweep's runs that the plan without their values does not have."""
+    found = dict.fromkeys(note for one in plans for note in one.notes)
+    return tuple(note for note in found if note not in plan.notes)
+
+
 def submit_sweep(
     plan: RunPlan,
     sweep: Sweep | None,
@@ -129,6 +135,8 @@ def submit_sweep(
     plans = {str(task): (plan, {ARRAY_TASK: str(task)}) for task in tasks}
     for number, values in enumerate(sweep.combinations if sweep else ()):
         plans[str(number)] = (with_values(plan, values), values)
+    for note in new_notes(plan, [one for one, _ in plans.values()]):
+        report.warn(note)
     at_once = sweep.at_once if sweep else None
     budget.check(plan.budget, runs, plan.most_gpu_hours, len(plans), at_once)
     folder = folders.take_numbered(runs, f"{plan.job.name[:50]}-{'sweep' if sweep else 'array'}")

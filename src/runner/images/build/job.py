@@ -142,6 +142,7 @@ def _follow(job: BuildJob, job_id: str, report: Report) -> None:
 def _state(job_id: str) -> str:
     """The job's state; empty if it has ended. A controller that does not answer is asked again."""
     asked = (
+        *process.without("SQUEUE_"),
         "squeue",
         "--noheader",
         f"--jobs={job_id}",

@@ -264,10 +264,8 @@ def _running_jobs() -> _Jobs | None:
     """
     from runner.machine import process  # not needed by most starts
 
-    unset = [
-        f"--unset={name}" for name in os.environ if name.startswith(("SQUEUE_", "SLURM_CLUSTERS"))
-    ]
-    squeue = ("env", *unset, "squeue", "--all", "--noheader", "--format=%A")
+    unset = process.without("SQUEUE_", "SLURM_CLUSTERS")
+    squeue = (*unset, "squeue", "--all", "--noheader", "--format=%A")
     try:
         numbers = frozenset(process.run(squeue, timeout_seconds=30).stdout.split())
         shown = process.run(("scontrol", "show", "config"), check=False, timeout_seconds=30).stdout

@@ -48,6 +48,7 @@ forget_outer_job() {
         unset SLURM_TRES_PER_TASK
 }
 forget_outer_job
+unset "${!SQUEUE_@}" # the user's variables of squeue could leave this job out
 
 # The job id to pass to Slurm's commands: ARRAYJOB_TASK in an array. There, SLURM_JOB_ID is ambiguous, because the last task
 # has the same id as the whole array.

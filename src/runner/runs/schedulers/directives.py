@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from runner.errors import RunnerError
 from runner.runs.job import Layer, Resources, Setting, time_limit_minutes, value
+from runner.runs.schedulers.flags import CPUS
 from runner.runs.schedulers.options import SBATCH, split
 from runner.runs.schedulers.slurm_commands import gpu_request, time_limit_text
 from runner.site import Origin, Site
@@ -54,13 +55,26 @@ _OF_VARIABLE = {
 
 def of_environ(environ: Mapping[str, str]) -> dict[str, Setting]:
     """The options in the SBATCH_* variables."""
-    names = {name: name.removeprefix("SBATCH_") for name in environ if name.startswith("SBATCH_")}
-    return {
-        _OF_VARIABLE.get(known, known.lower().replace("_", "-")): Setting(
-            environ[name], Origin(name)
-        )
-        for name, known in names.items()
-    }
+    return {option: Setting(environ[name], Origin(name)) for name, option in _of_variables(environ)}
+
+
+def _of_variables(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """(variable, option) for the SBATCH_* variables."""
+    for name in names:
+        if name.startswith("SBATCH_"):
+            known = name.removeprefix("SBATCH_")
+            yield name, _OF_VARIABLE.get(known, known.lower().replace("_", "-"))
+
+
+# of each group, sbatch uses one option
+_ALTERNATIVES = ({"mem", "mem-per-cpu", "mem-per-gpu"}, {"requeue", "no-requeue"}, CPUS)
+
+
+def overriding(text: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The SBATCH_* variables that would override an option of the script."""
+    options = {name for component in of_script(text, "") for name in component}
+    options = options.union(*(group for group in _ALTERNATIVES if options & group))
+    return tuple(sorted(name for name, option in _of_variables(environ) if option in options))
 
 
 FLAGS = {

@@ -198,13 +198,26 @@ def _one_by_one(
 
 
 def start_chain(run: Run, links: int) -> Run:
-    """Submit the jobs that follow the first one. Each is recorded at once: the first job may end at any time."""
-    from runner.runs.run import LATER_JOBS  # a dry run does not need it
+    """Submit the jobs that follow the first one. Each is recorded at once: the first job may end at any time.
 
-    for _ in range(links - 1):
-        job_id = _submitted(run.folder, slurm_commands.submit_after(run.folder, run.job_id))
-        run = run.with_jobs(*run.job_ids, job_id)
-        files.write(run.folder / LATER_JOBS, "".join(f"{each}\n" for each in run.job_ids[1:]))
+    If one is rejected, the others are cancelled. The run stays, because its first job may have started.
+    """
+    from runner.runs.run import CANCELLED, LATER_JOBS, STOP, save  # a dry run does not need it
+
+    try:
+        for _ in range(links - 1):
+            argv = slurm_commands.submit_after(run.folder, run.job_id)
+            job_id = _submitted(run.folder, argv, "job.sbatch")
+            run = run.with_jobs(*run.job_ids, job_id)
+            files.write(run.folder / LATER_JOBS, "".join(f"{each}\n" for each in run.job_ids[1:]))
+    except BaseException as error:
+        process.run(("scancel", *run.job_ids), check=False, timeout_seconds=120)
+        save(replace(run, state=CANCELLED))
+        files.write(run.folder / STOP, "its chain could not be submitted\n")
+        if isinstance(error, RunnerError):
+            number = len(run.job_ids) + 1
+            error.what = f"{run.name} is cancelled: job {number} of {links}: {error.what}"
+        raise
     return run
 
 
@@ -216,7 +229,25 @@ def _sbatch(folder: Path, waits: Dependencies, report: Report, script: str, *mor
         own = _excluded_by_user(folder / script)
         excluded = exclude_flags(folder.parent, os.environ, report, own)
     flags = (*excluded, *slurm_commands.dependency_flags(waits), *more)
-    return _submitted(folder, slurm_commands.submit(folder, flags, script=script))
+    return _submitted(folder, slurm_commands.submit(folder, flags, script=script), script)
+
+
+def without_overriding(text: str) -> tuple[str, ...]:
+    """A prefix that runs sbatch without the SBATCH_* variables that would override an option of a batch script.
+
+    A dry run shows the script, and the script relies on its own options, such as --open-mode.
+    """
+    if not any(name.startswith("SBATCH_") for name in os.environ):
+        return ()
+    from runner.runs.schedulers import directives  # most launches do not need it
+
+    names = directives.overriding(text, os.environ)
+    return ("env", *(f"--unset={name}" for name in names)) if names else ()
+
+
+def _removed(folder: Path, script: str) -> tuple[str, ...]:
+    """`without_overriding` for a script in a folder; empty for a user's own batch script."""
+    return without_overriding(files.text_of(folder / script)) if _place(folder) else ()
 
 
 def _place(folder: Path) -> Path | None:
@@ -228,6 +259,7 @@ def _tell_start(folder: Path, script: str, report: Report) -> None:
     """Report when the job would start. Errors are ignored, because the submission itself will report them."""
     try:
         argv = slurm_commands.submit(folder, ("--test-only",), script=script)
+        argv = (*_removed(folder, script), *argv)
         done = process.run(argv, cwd=_place(folder), check=False, timeout_seconds=_ESTIMATE_SECONDS)
     except RunnerError as error:  # a busy controller
         report.detail(f"sbatch --test-only: {error.why}")
@@ -263,8 +295,9 @@ def ask(argv: Sequence[str], folder: Path, script: str | None = None) -> Forecas
     return Forecast(True)
 
 
-def _submitted(folder: Path, argv: Sequence[str]) -> str:
+def _submitted(folder: Path, argv: Sequence[str], script: str) -> str:
     """Run sbatch, and return the job id that it prints."""
+    argv = (*_removed(folder, script), *argv)
     done = process.run(
         argv, cwd=_place(folder), check=False, timeout_seconds=_SUBMIT_SECONDS, own_session=True
     )
@@ -349,7 +382,8 @@ def _queue(job_ids: Sequence[str]) -> tuple[Mapping[str, JobStatus], str]:
 
 
 def _squeue(argv: Sequence[str]) -> tuple[str, str]:
-    """(the output of squeue, the reason if it fails)."""
+    """(the output of squeue, the reason if it fails). The user's SQUEUE_* variables would leave jobs out."""
+    argv = (*process.without("SQUEUE_"), *argv)
     try:
         done = process.run(argv, check=False, timeout_seconds=_ANSWER_SECONDS)
     except RunnerError as error:
@@ -416,12 +450,13 @@ def status_of(run: Run, queue: Mapping[str, JobStatus], trouble: str) -> JobStat
             job_id=job_id,
             live=live,
         )
-    if code is not None and (not trouble or is_over(run)):  # else, another attempt may follow
+    # while squeue fails, another attempt may still wait in the queue
+    if code is not None and (not trouble or is_over(run) or is_cancelled(run)):
         return from_exit_code(run, code, trouble)
     if is_cancelled(run):
         return JobStatus("CANCELLED", run.cancel_reason)
     if trouble:
-        return JobStatus("UNKNOWN", trouble)
+        return JobStatus("UNKNOWN", trouble, code)
     if run.after and not run.attempts:
         return JobStatus(
             "CANCELLED",
