@@ -288,13 +288,15 @@ def test_a_dry_run_turns_what_is_not_here_into_warnings(project: Project, tmp_pa
 def test_the_users_variables_of_sbatch_override_no_line_of_the_script(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of other options stay, such as an account that the site requires."""
+    """Its account and its partition become lines of the script: they come before those of the site."""
     asked = request(site="generic-slurm", words=("true",), dry_run=True, given=given(time_minutes="5", memory="8G"))
     assert plan(project, asked).trial().argv == ("sbatch", "--test-only")
-    for name in ("TIMELIMIT", "MEM_PER_CPU", "OPEN_MODE", "EXPORT", "ACCOUNT"):
+    for name in ("TIMELIMIT", "MEM_PER_CPU", "OPEN_MODE", "EXPORT", "ACCOUNT", "PARTITION"):
         monkeypatch.setenv(f"SBATCH_{name}", "x")
     made = plan(project, asked)
-    removed = ("env", *(f"--unset=SBATCH_{name}" for name in ("MEM_PER_CPU", "OPEN_MODE", "TIMELIMIT")))
+    assert "#SBATCH --account=x" in made.script and "#SBATCH --partition=x" in made.script
+    names = ("ACCOUNT", "MEM_PER_CPU", "OPEN_MODE", "PARTITION", "TIMELIMIT")
+    removed = ("env", *(f"--unset=SBATCH_{name}" for name in names))
     assert made.trial().argv == (*removed, "sbatch", "--test-only")
     assert made.by_hand("runs")[0].endswith(f"&& {' '.join(removed)} sbatch job.sbatch")
     (tmp_path / "job.sbatch").write_text(made.script)

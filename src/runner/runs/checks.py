@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -255,11 +254,9 @@ def _check_site(job: Job, site: Site) -> None:
 
 
 def lacks_account(job: Job, site: Site) -> bool:
-    """Whether the site requires an account, and neither the job, the site nor the user's environment sets one."""
-    given = (
-        job.resources.account is not None
-        or bool(os.environ.get("SBATCH_ACCOUNT"))
-        or any(word.startswith(("--account=", "-A")) for word in job.sbatch)
+    """Whether the site requires an account, and neither the job, the user's environment nor the site sets one."""
+    given = job.resources.account is not None or any(
+        word.startswith(("--account=", "-A")) for word in job.sbatch
     )
     return site.account_required and not given
 

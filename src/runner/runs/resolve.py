@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -122,7 +123,10 @@ def _no_program(layers: Sequence[Layer]) -> RunnerError:
 
 
 def _site_layer(site: Site, script: str | None) -> Layer:
-    """The site's settings. Its launcher applies only to Python scripts."""
+    """The site's settings. Its launcher applies only to Python scripts.
+
+    sbatch's variables come before the site's partition and account, because a user has chosen them.
+    """
     found = {}
     for name, key in KEYS.items():
         value = getattr(site, name) if key.site else None
@@ -130,6 +134,10 @@ def _site_layer(site: Site, script: str | None) -> Layer:
             name != "launcher" or (script is not None and script.endswith(".py"))
         ):
             found[name] = Setting(value, _site_origin(site, name))
+    for name in () if site.is_local else ("partition", "account"):
+        variable = f"SBATCH_{name.upper()}"
+        if chosen := os.environ.get(variable):
+            found[name] = Setting(chosen, Origin(variable))
     return found
 
 
