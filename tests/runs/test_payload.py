@@ -333,6 +333,16 @@ def test_a_launcher_without_torch_says_what_to_do(tmp_path: Path, launcher: str)
     assert "--launcher none runs the program once per node" in done.stderr
 
 
+@pytest.mark.parametrize(("launcher", "module"), [("torchrun", "torch.distributed.run"), ("none", "pkg.train")])
+def test_python_and_torch_may_come_from_the_prolog(tmp_path: Path, launcher: str, module: str) -> None:
+    """A virtual environment, for example: the image's own Python has no torch."""
+    programs(tmp_path / "image", {"python3": "#!/bin/sh\nexit 1\n"})
+    programs(tmp_path / "venv", {"python": '#!/bin/sh\n[ "$1" = -c ] || echo "$1 $2"\n'})
+    prolog = f'PATH="{tmp_path}/venv:$PATH"'
+    job = command_job("-m", "pkg.train", launcher=launcher, task_prolog=prolog, env={"PATH": f"{tmp_path}/image"})
+    assert run_locally(write_run(tmp_path / "run", job)).stdout == f"-m {module}\n"
+
+
 def test_setup_runs_once_and_first(tmp_path: Path) -> None:
     """One task sets up, all see what it has made; prolog and epilog run in every task."""
     job = shell_job(
