@@ -460,6 +460,16 @@ def test_a_failed_setup_ends_the_step(tmp_path: Path, tasks: int) -> None:
     assert not (run / "started").exists()
 
 
+def test_a_disk_that_is_full_after_the_setup_ends_the_step(tmp_path: Path) -> None:
+    """The tasks that wait for the setup would wait for ever."""
+    full = 'ln -s /dev/full "$RUNNER_ATTEMPT/setup-node-0"'
+    run = write_run(tmp_path, shell_job("touch ../started", launcher="srun", tasks=2, setup=full))
+    done = run_locally(run)
+    assert done.returncode == 1
+    assert f"cannot write {run}/attempts/1/setup-node-0" in done.stderr
+    assert not (run / "started").exists()
+
+
 def test_a_failed_prolog_ends_the_task(tmp_path: Path) -> None:
     """Its last command counts."""
     run = write_run(tmp_path, shell_job("touch ../started", task_prolog="false"))

@@ -89,7 +89,10 @@ once() {
         else
             "$@" >"$runner_done.log" 2>&1
         fi
-        echo $? >"$runner_done"
+        echo $? 2>/dev/null >"$runner_done"
+        # with an empty file, the other tasks of the node would wait for ever
+        [ -s "$runner_done" ] || stop "cannot write $runner_done" \
+            "the disk is full, or the quota is used up" "free some space, and start the run again"
     fi
     until [ -s "$runner_done" ]; do sleep 1; done
     read -r runner_code <"$runner_done"
