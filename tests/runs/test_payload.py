@@ -16,9 +16,9 @@ import pytest
 from runner.environments.environment import Attachment
 from runner.runs import lock
 from runner.runs.image import LaunchImage
-from runner.runs.job import Job, Resources
+from runner.runs.job import Job, Resources, Restart
 from runner.runs.run import SUBMITTED, Run, load, save
-from tests.runs.scripts import BARE, command_job, run_locally, shell_job, write_run
+from tests.runs.scripts import BARE, LOCAL, command_job, run_locally, shell_job, write_run
 from tests.waiting import until
 
 STEP = {"SLURM_JOB_ID": "71", "SLURM_JOB_NODELIST": "nid[001-002]", "SLURM_NTASKS": "2", "SLURM_NNODES": "2"}
@@ -431,6 +431,18 @@ def test_a_failed_host_setup_ends_the_job(tmp_path: Path) -> None:
     done = run_locally(run)
     assert done.returncode == 1 and "host_setup of the job file failed" in done.stderr
     assert not (run / "started").exists()
+
+
+@pytest.mark.parametrize("of_site", [True, False])
+def test_a_failed_host_setup_is_a_script_failure(tmp_path: Path, *, of_site: bool) -> None:
+    """With its restarts: a module system may not answer for a moment."""
+    fails_once = 'test "${RUNNER_ATTEMPT##*/}" = 2'
+    site = replace(LOCAL, host_setup=(fails_once,)) if of_site else LOCAL
+    job = shell_job("echo started", restart=Restart(script_failure=1), host_setup="" if of_site else fails_once)
+    run = write_run(tmp_path, job, site=site)
+    done = run_locally(run)
+    assert (done.returncode, done.stdout) == (0, "started\n"), done.stderr
+    assert [(run / f"attempts/{number}/cause").read_text() for number in (1, 2)] == ["script_failure\n", "done\n"]
 
 
 def test_nothing_is_written_when_the_script_is_over(tmp_path: Path) -> None:
