@@ -626,6 +626,32 @@ def test_term_ends_a_program_that_does_not_listen(tmp_path: Path) -> None:
     assert (run / "attempts/1/exit_code").read_text() == "143\n"
 
 
+@pytest.mark.parametrize("of_site", [True, False])
+def test_term_before_the_program_starts_cancels_the_attempt(tmp_path: Path, *, of_site: bool) -> None:
+    """Slurm sends it to all processes. The attempt is not done, and no other follows."""
+    setup = "touch in-setup && sleep 321"
+    site = replace(LOCAL, host_setup=(setup,)) if of_site else LOCAL
+    job = shell_job("touch ../started", restart=Restart(script_failure=1), host_setup="" if of_site else setup)
+    run = write_run(tmp_path, job, site=site)
+    child = subprocess.Popen(("bash", "job.sbatch"), cwd=run, stderr=subprocess.DEVNULL, start_new_session=True)
+    until((run / "in-setup").exists)
+    os.killpg(child.pid, signal.SIGTERM)
+    assert child.wait(600) == 143
+    assert [(run / "attempts/1" / name).read_text() for name in ("cause", "exit_code")] == ["cancelled\n", "143\n"]
+    assert not (run / "started").exists() and not (run / "attempts/2").exists()
+
+
+def test_a_program_that_starts_after_the_signal_is_asked_to_save(tmp_path: Path) -> None:
+    site = replace(LOCAL, host_setup=("touch in-setup", "until [ -e go ]; do sleep 0.1; done"))
+    run = write_run(tmp_path, shell_job('[ -e "$RUNNER_SAVE_AND_EXIT" ] && exit 75'), site=site)
+    child = subprocess.Popen(("bash", "job.sbatch"), cwd=run, stderr=subprocess.DEVNULL)
+    until((run / "in-setup").exists)
+    child.send_signal(signal.SIGUSR2)
+    (run / "go").touch()
+    assert child.wait(600) == 75
+    assert (run / "attempts/1/cause").read_text() == "time_limit\n"
+
+
 def test_term_spares_what_holds_the_container_up(tmp_path: Path) -> None:
     """bubblewrap and squashfuse could only die of it, and take the saving job along."""
     (tmp_path / "bin").mkdir()
