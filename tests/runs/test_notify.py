@@ -150,6 +150,15 @@ def test_what_runner_why_quotes_is_masked_too(server: Server, tmp_path: Path) ->
     assert "evidence: token (secret)" in text and "correct-horse" not in text
 
 
+def test_a_file_of_secrets_may_have_windows_line_endings(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a-1", shell_job("true"))
+    file = secrets_file(tmp_path, "HF_TOKEN=correct-horse-battery\r\nOTHER=!echo staple\r\n")
+    program = '. payload/secrets.sh; read_secrets_file; printf "%s|" "$HF_TOKEN" "$OTHER"'
+    done = subprocess.run(("bash", "-c", program), cwd=folder, env={**os.environ, "RUNNER_SECRETS": file,
+                          "HF_TOKEN": ""}, capture_output=True, text=True, check=True)  # fmt: skip
+    assert done.stdout == "correct-horse-battery|staple|"
+
+
 NAMES = sorted({name.replace("-", "_") for name, _ in (*SECRETS, *ORDINARY)} | {"wandb_api_key", "KEYS", "PLACE"})
 
 

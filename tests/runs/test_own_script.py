@@ -392,3 +392,16 @@ def test_a_signal_between_two_attempts_is_not_lost(tmp_path: Path, sent: str, ca
     why = "the script ended with exit code 3; the script has missed the signal USR1: requeueing this job"
     if sent == "USR1":
         assert (tmp_path / "attempts/1/next").read_text() == f"requeue\n{why}\n"
+
+
+def test_term_before_the_script_starts_cancels_the_attempt(tmp_path: Path) -> None:
+    waits = "#!/bin/sh\ncase $* in *%V*) touch asked; until [ -e go ]; do sleep 0.1; done ;; esac\n"
+    tools = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "a"}
+    programs(tmp_path / "bin", {**SLURM, "squeue": waits})
+    job = started(tmp_path, "#!/bin/bash\ntouch up\n", **tools)
+    until((tmp_path / "asked").exists)
+    job.terminate()
+    (tmp_path / "go").touch()
+    assert job.wait(timeout=60) == 143
+    assert (tmp_path / "attempts/1/cause").read_text() == "cancelled\n"
+    assert not (tmp_path / "up").exists()

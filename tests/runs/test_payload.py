@@ -16,9 +16,9 @@ import pytest
 from runner.environments.environment import Attachment
 from runner.runs import lock
 from runner.runs.image import LaunchImage
-from runner.runs.job import Job, Resources
+from runner.runs.job import Job, Resources, Restart
 from runner.runs.run import SUBMITTED, Run, load, save
-from tests.runs.scripts import BARE, command_job, run_locally, shell_job, write_run
+from tests.runs.scripts import BARE, LOCAL, command_job, run_locally, shell_job, write_run
 from tests.waiting import until
 
 STEP = {"SLURM_JOB_ID": "71", "SLURM_JOB_NODELIST": "nid[001-002]", "SLURM_NTASKS": "2", "SLURM_NNODES": "2"}
@@ -333,6 +333,16 @@ def test_a_launcher_without_torch_says_what_to_do(tmp_path: Path, launcher: str)
     assert "--launcher none runs the program once per node" in done.stderr
 
 
+@pytest.mark.parametrize(("launcher", "module"), [("torchrun", "torch.distributed.run"), ("none", "pkg.train")])
+def test_python_and_torch_may_come_from_the_prolog(tmp_path: Path, launcher: str, module: str) -> None:
+    """A virtual environment, for example: the image's own Python has no torch."""
+    programs(tmp_path / "image", {"python3": "#!/bin/sh\nexit 1\n"})
+    programs(tmp_path / "venv", {"python": '#!/bin/sh\n[ "$1" = -c ] || echo "$1 $2"\n'})
+    prolog = f'PATH="{tmp_path}/venv:$PATH"'
+    job = command_job("-m", "pkg.train", launcher=launcher, task_prolog=prolog, env={"PATH": f"{tmp_path}/image"})
+    assert run_locally(write_run(tmp_path / "run", job)).stdout == f"-m {module}\n"
+
+
 def test_setup_runs_once_and_first(tmp_path: Path) -> None:
     """One task sets up, all see what it has made; prolog and epilog run in every task."""
     job = shell_job(
@@ -429,6 +439,18 @@ def test_a_failed_host_setup_ends_the_job(tmp_path: Path) -> None:
     assert not (run / "started").exists()
 
 
+@pytest.mark.parametrize("of_site", [True, False])
+def test_a_failed_host_setup_is_a_script_failure(tmp_path: Path, *, of_site: bool) -> None:
+    """With its restarts: a module system may not answer for a moment."""
+    fails_once = 'test "${RUNNER_ATTEMPT##*/}" = 2'
+    site = replace(LOCAL, host_setup=(fails_once,)) if of_site else LOCAL
+    job = shell_job("echo started", restart=Restart(script_failure=1), host_setup="" if of_site else fails_once)
+    run = write_run(tmp_path, job, site=site)
+    done = run_locally(run)
+    assert (done.returncode, done.stdout) == (0, "started\n"), done.stderr
+    assert [(run / f"attempts/{number}/cause").read_text() for number in (1, 2)] == ["script_failure\n", "done\n"]
+
+
 def test_nothing_is_written_when_the_script_is_over(tmp_path: Path) -> None:
     """A program that ends at once waits two seconds for the note of what it found inside, were its Python late."""
     late = f"#!/bin/sh\nuntil [ -e {tmp_path}/over ]; do sleep 0.05; done\necho '[packages]'\n"
@@ -453,6 +475,16 @@ def test_a_failed_setup_ends_the_step(tmp_path: Path, tasks: int) -> None:
     done = run_locally(run)
     assert done.returncode == 1
     assert "setup ended with exit code 5" in done.stderr
+    assert not (run / "started").exists()
+
+
+def test_a_disk_that_is_full_after_the_setup_ends_the_step(tmp_path: Path) -> None:
+    """The tasks that wait for the setup would wait for ever."""
+    full = 'ln -s /dev/full "$RUNNER_ATTEMPT/setup-node-0"'
+    run = write_run(tmp_path, shell_job("touch ../started", launcher="srun", tasks=2, setup=full))
+    done = run_locally(run)
+    assert done.returncode == 1
+    assert f"cannot write {run}/attempts/1/setup-node-0" in done.stderr
     assert not (run / "started").exists()
 
 
@@ -598,6 +630,32 @@ def test_term_ends_a_program_that_does_not_listen(tmp_path: Path) -> None:
     child.terminate()
     assert child.wait(600) == 143
     assert (run / "attempts/1/exit_code").read_text() == "143\n"
+
+
+@pytest.mark.parametrize("of_site", [True, False])
+def test_term_before_the_program_starts_cancels_the_attempt(tmp_path: Path, *, of_site: bool) -> None:
+    """Slurm sends it to all processes. The attempt is not done, and no other follows."""
+    setup = "touch in-setup && sleep 321"
+    site = replace(LOCAL, host_setup=(setup,)) if of_site else LOCAL
+    job = shell_job("touch ../started", restart=Restart(script_failure=1), host_setup="" if of_site else setup)
+    run = write_run(tmp_path, job, site=site)
+    child = subprocess.Popen(("bash", "job.sbatch"), cwd=run, stderr=subprocess.DEVNULL, start_new_session=True)
+    until((run / "in-setup").exists)
+    os.killpg(child.pid, signal.SIGTERM)
+    assert child.wait(600) == 143
+    assert [(run / "attempts/1" / name).read_text() for name in ("cause", "exit_code")] == ["cancelled\n", "143\n"]
+    assert not (run / "started").exists() and not (run / "attempts/2").exists()
+
+
+def test_a_program_that_starts_after_the_signal_is_asked_to_save(tmp_path: Path) -> None:
+    site = replace(LOCAL, host_setup=("touch in-setup", "until [ -e go ]; do sleep 0.1; done"))
+    run = write_run(tmp_path, shell_job('[ -e "$RUNNER_SAVE_AND_EXIT" ] && exit 75'), site=site)
+    child = subprocess.Popen(("bash", "job.sbatch"), cwd=run, stderr=subprocess.DEVNULL)
+    until((run / "in-setup").exists)
+    child.send_signal(signal.SIGUSR2)
+    (run / "go").touch()
+    assert child.wait(600) == 75
+    assert (run / "attempts/1/cause").read_text() == "time_limit\n"
 
 
 def test_term_spares_what_holds_the_container_up(tmp_path: Path) -> None:

@@ -89,11 +89,14 @@ next_attempt() {
     record_job "$RUNNER_JOB"
     export RUNNER_ATTEMPT=$RUNNER_RUN/attempts/$number
     export RUNNER_SAVE_AND_EXIT=$RUNNER_ATTEMPT/save-and-exit
-    trap 'code=$?; ended "$code"' EXIT
-    note_start "$number"
-    skip_preflight "$number"
     # shellcheck disable=SC2034 # restart.sh reads the log from this offset
     log_bytes=$(stat -c %s job.log 2>/dev/null || echo 0)
+    trap 'code=$?; ended "$code"' EXIT
+    # until the batch script has its own traps: there is no program yet, and one that starts later finds the file
+    trap 'ending=yes; finish_attempt 0; exit 143' TERM
+    trap ': >"$RUNNER_SAVE_AND_EXIT"' USR2
+    note_start "$number"
+    skip_preflight "$number"
     nodes=${SLURM_JOB_NODELIST:-$(uname -n)}
     ! chosen=$(nodes_in_place "$number") || nodes=$(compressed "$chosen") # Slurm's variable names lost nodes, too
     say "attempt $number on $nodes"

@@ -136,6 +136,8 @@ trap 'cat "$starts" >&4; rm -f "$starts"' EXIT # if another attempt runs already
 # shellcheck disable=SC2034 # attempt.sh
 speaker=runner
 all_tasks_finished() { :; } # the exit code of the script tells
+output=$(readlink "/proc/$$/fd/3") errors=$(readlink "/proc/$$/fd/4")
+log_of_attempt() { tail -c "+$((log_bytes + 1))" "$errors" 2>/dev/null | tail -c 100000 | tr -d '\0'; }
 # shellcheck disable=SC2034 # in_place.sh
 program='the script' stays_by_default=
 
@@ -180,7 +182,6 @@ next_attempt "${gpus:-0}" "$again"
 mv "$starts" "$RUNNER_ATTEMPT/runner.log"
 
 # job.log and job.err are links to the files to which Slurm writes the output.
-output=$(readlink "/proc/$$/fd/3") errors=$(readlink "/proc/$$/fd/4")
 rm -f job.log job.err
 for path in . "$RUNNER_ATTEMPT"; do
     ln -sfn "$output" "$path/job.log"
@@ -190,7 +191,6 @@ output_bytes=$(stat -L -c %s "$output" 2>/dev/null || echo 0)
 log_bytes=$(stat -L -c %s "$errors" 2>/dev/null || echo 0) # Slurm writes its messages to the errors
 printf '%s\n' "$output_bytes" >"$RUNNER_ATTEMPT/log_bytes"
 [ "$errors" = "$output" ] || printf '%s\n' "$log_bytes" >>"$RUNNER_ATTEMPT/log_bytes"
-log_of_attempt() { tail -c "+$((log_bytes + 1))" "$errors" 2>/dev/null | tail -c 100000 | tr -d '\0'; }
 
 # Two processes that do nothing, and that every signal ends. They tell whom Slurm has signalled:
 #   the first is in the group of this process: it dies with `scancel --full`

@@ -66,6 +66,7 @@ read_secrets_file() {
         ;;
     esac
     while IFS= read -r line || [ -n "$line" ]; do
+        line=${line%$'\r'} # the file may have Windows line endings
         name=${line%%=*}
         [[ $line == *=* && $name =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]] || continue
         masked_names+=("$name")

@@ -89,15 +89,21 @@ once() {
         else
             "$@" >"$runner_done.log" 2>&1
         fi
-        echo $? >"$runner_done"
+        echo $? 2>/dev/null >"$runner_done"
+        # with an empty file, the other tasks of the node would wait for ever
+        [ -s "$runner_done" ] || stop "cannot write $runner_done" \
+            "the disk is full, or the quota is used up" "free some space, and start the run again"
     fi
     until [ -s "$runner_done" ]; do sleep 1; done
     read -r runner_code <"$runner_done"
     note_time "${runner_what}_end"
 }
 
-runner_python=python
-command -v python >/dev/null || runner_python=python3
+find_python() {
+    runner_python=python
+    command -v python >/dev/null || runner_python=python3
+}
+find_python
 
 # --- preflight: test this node. Needs Python in the image
 if [ -n "${RUNNER_PREFLIGHT:-}" ] && [ ! -e "$runner_attempt/no-preflight" ] && command -v "$runner_python" >/dev/null; then
@@ -142,6 +148,15 @@ torch_version() {
 
 # --- the program
 export PYTHONUNBUFFERED="${PYTHONUNBUFFERED-1}" # otherwise Python keeps 8 KiB of output back: many steps
+if [ "$runner_launcher" = torchrun ] || [ "$runner_launcher" = accelerate ]; then
+    # otherwise torchrun sets 1, however many CPUs each process has
+    export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$RUNNER_CPUS_PER_PROCESS}"
+fi
+if [ -f "$runner_attempt/task_prolog.sh" ]; then
+    # shellcheck source=/dev/null
+    . "$runner_attempt/task_prolog.sh" || stop "task_prolog ended with exit code $?" "its last command failed" "fix task_prolog in the job file, or task_setup in the site file"
+fi
+find_python # that of the prolog, for example of a virtual environment
 case $runner_launcher:$runner_kind in
 torchrun:* | accelerate:* | *:python)
     command -v "$runner_python" >/dev/null || stop "there is no Python in this image" \
@@ -164,10 +179,6 @@ fi
 if [ "$runner_kind" = python ] && [ "$runner_launcher" != torchrun ] && [ "$runner_launcher" != accelerate ]; then
     set -- "$runner_python" "$@"
 fi
-if [ "$runner_launcher" = torchrun ] || [ "$runner_launcher" = accelerate ]; then
-    # otherwise torchrun sets 1, however many CPUs each process has
-    export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$RUNNER_CPUS_PER_PROCESS}"
-fi
 if [ "$runner_launcher" = torchrun ]; then
     # each process writes to its own log files; rank 0 also writes to job.log
     [ "$runner_kind" = python ] || set -- --no-python "$@"
@@ -181,10 +192,6 @@ elif [ "$runner_launcher" = accelerate ]; then
     set -- "$runner_python" -m accelerate.commands.launch --num_machines="$RUNNER_NODES" \
         --num_processes="$RUNNER_WORLD_SIZE" --machine_rank="$runner_node" --main_process_ip="$MASTER_ADDR" \
         --main_process_port="$MASTER_PORT" --mixed_precision=no --dynamo_backend=no "$@"
-fi
-if [ -f "$runner_attempt/task_prolog.sh" ]; then
-    # shellcheck source=/dev/null
-    . "$runner_attempt/task_prolog.sh" || stop "task_prolog ended with exit code $?" "its last command failed" "fix task_prolog in the job file, or task_setup in the site file"
 fi
 
 # --- hangs: payload/watch.sh sends WINCH, which processes ignore by default. Collect the stacks in attempts/N/stacks
