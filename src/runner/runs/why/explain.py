@@ -146,7 +146,11 @@ def _state_text(now: status.RunStatus) -> str:
 def _waiting(answer: Answer, now: status.RunStatus) -> Answer:
     """Why a job waits: squeue's reason, which may be followed by details in brackets or after a comma."""
     word = now.reason.split(",")[0].split("(")[0].strip()
-    cause = by_word(PENDING, word) or (by_word(PENDING, "*") if word else by_word(PENDING, ""))
+    cause = (
+        by_word(PENDING, word)
+        or by_word(PENDING, word.replace(" ", "_"))  # scontrol writes underscores for blanks
+        or by_word(PENDING, "*")
+    )
     return replace(answer, cause=cause, evidence="squeue", line=f"Reason={now.reason or 'None'}")
 
 
