@@ -286,3 +286,25 @@ def test_what_a_shell_lacked_is_the_cause_only_of_what_it_explains(tmp_path: Pat
     assert code(tmp_path, module + error("KeyError: 'labels'")) == "key-missing"
     assert code(tmp_path, module + error("ModuleNotFoundError: No module named 'torch'")) == "module-command"
     assert code(tmp_path, module + "srun: error: node01: task 0: Exited with exit code 1\n") == "module-command"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "curl: (7) Failed to connect to localhost port 8000 after 0 ms: Connection refused",
+        "curl: (7) Failed to connect to 127.0.0.1 port 8000 after 0 ms: Couldn't connect to server",
+    ],
+)
+def test_a_script_that_waits_for_its_own_server_has_not_failed_yet(tmp_path: Path, line: str) -> None:
+    full = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB."
+    assert code(tmp_path, f"{line}\n{line}\n" + error(full)) == "gpu-out-of-memory"
+    assert code(tmp_path, f"{line}\nsrun: error: nid001: task 0: Exited with exit code 1\n") == "-"
+
+
+def test_curl_speaks_of_the_registry_only_where_an_image_is_imported(tmp_path: Path) -> None:
+    timeout = "curl: (28) Connection timed out after 300001 milliseconds\n"
+    assert code(tmp_path, timeout) == "web-unreachable"
+    assert code(tmp_path, "[INFO] Querying registry for permission grant\n" + timeout) == "registry-unreachable"
+    assert code(tmp_path, "slurmstepd: error: pyxis:     " + timeout) == "registry-unreachable"
+    assert code(tmp_path, "curl: (6) Could not resolve host: auth.docker.io\n") == "registry-unreachable"
+    assert code(tmp_path, "curl: (6) Could not resolve host: raw.githubusercontent.com\n") == "web-unreachable"
