@@ -308,3 +308,43 @@ def test_curl_speaks_of_the_registry_only_where_an_image_is_imported(tmp_path: P
     assert code(tmp_path, "slurmstepd: error: pyxis:     " + timeout) == "registry-unreachable"
     assert code(tmp_path, "curl: (6) Could not resolve host: auth.docker.io\n") == "registry-unreachable"
     assert code(tmp_path, "curl: (6) Could not resolve host: raw.githubusercontent.com\n") == "web-unreachable"
+
+
+KEY = "KeyError: 'labels'"
+NO_FILE = "FileNotFoundError: [Errno 2] No such file or directory: 'data/train.jsonl'"
+TOOLS = {
+    "sh: 1: which: not found": "program-missing",
+    "/var/spool/slurmd/job1/slurm_script: line 5: ml: command not found": "program-missing",
+    "find: '/proc/1/task': Permission denied": "permission",
+    "ls: cannot open directory '/root': Permission denied": "permission",
+    "wget: unable to resolve host address 'example.org'": "web-unreachable",
+    "curl: (6) Could not resolve host: raw.githubusercontent.com": "web-unreachable",
+    "slurmstepd: error: couldn't chdir to `/x': No such file or directory: going to /tmp instead": "folder-missing",
+}
+
+
+@pytest.mark.parametrize("line", TOOLS)
+def test_what_a_shell_or_tool_says_is_the_cause_only_where_the_script_did_not_go_on(tmp_path: Path, line: str) -> None:
+    full = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB."
+    limit = "slurmstepd: error: *** JOB 25 ON nid002 CANCELLED AT 2026-11-21T16:40:26 DUE TO TIME LIMIT ***\n"
+    end = "srun: error: node01: task 0: Exited with exit code 1\n"
+    assert code(tmp_path, f"{line}\n{error(full)}{end}") == "gpu-out-of-memory"
+    assert code(tmp_path, f"{line}\n{error(KEY)}{end}") == "key-missing"
+    assert code(tmp_path, f"{line}\n{limit}") == "time-limit"
+    assert code(tmp_path, f"{line}\n{end}") == TOOLS[line]
+    assert code(tmp_path, f"{line}\n{error(NO_FILE)}{end}") == TOOLS[line]
+
+
+def test_a_compiler_that_a_shell_does_not_find_is_why_a_build_fails(tmp_path: Path) -> None:
+    lacks = "/bin/sh: 1: nvcc: not found\n"
+    assert code(tmp_path, lacks + error("RuntimeError: Error compiling objects for extension")) == "compiler-missing"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["slurm_script: line 30:  4711 Killed   nvidia-smi --loop=5", "rm: cannot remove '/x': Permission denied"],
+)
+def test_how_a_script_cleans_up_after_an_exception_does_not_explain_it(tmp_path: Path, line: str) -> None:
+    found = answer(tmp_path, f"{error(KEY)}{line}\n")
+    assert found.cause is not None and (found.cause.code, found.line) == ("key-missing", KEY)
+    assert [each.text for each, _ in found.followed] == [line]

@@ -334,6 +334,8 @@ _SHELL = {
     **dict.fromkeys(("module-command", "shell-file-missing", "conda"), _NO_TOOLS),
     "shell-folder-missing": _NO_TOOLS | _NO_FILES,
 }
+# what the messages of other tools explain
+_TOOLS = _NO_TOOLS | _NO_FILES | _NO_START | {"build-failed", "compile-failed", "deepspeed-op"}
 
 
 @dataclass(frozen=True)
@@ -375,7 +377,8 @@ def _without_outrun(errors: Sequence[Evidence]) -> list[Evidence]:
         each
         for each in errors
         if not (each.outrun or each.cause.code == "shell-folder-missing")
-        or rest - {each.cause.code} <= _SHELL.get(each.cause.code, _NO_START)
+        or rest - {each.cause.code}
+        <= _SHELL.get(each.cause.code, _TOOLS if each.from_tool else _NO_START)
     ]
 
 
@@ -435,6 +438,7 @@ def _reason(first: Evidence, broken: Sequence[Evidence]) -> Evidence:
         if (
             each.outrun
             or each.cause.code in passed
+            or (each.from_tool and not tried and not wraps and each.order > first.order)
             or (
                 tried
                 and (each.handled or each.cause.subject in _NO_REASONS or each.order < first.order)
