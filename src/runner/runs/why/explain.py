@@ -360,6 +360,7 @@ def judge(readings: Sequence[Reading]) -> Verdict:
     broken = [each for each in fatal if each.cause.kind in (CAUSE, EXCEPTION)]
     symptoms = [each for each in fatal if each.cause.kind == SYMPTOM]
     summaries = [each for each in fatal if each.cause.kind == SUMMARY]
+    broken = broken or _died_alone(everything, symptoms, summaries, readings)
     sure = _without_outrun([each for each in broken if not each.doubtful])
     early = [each for each in sure if not _is_consequence(each, symptoms)]
     errors = early or (symptoms if sure else broken or symptoms)
@@ -368,6 +369,28 @@ def judge(readings: Sequence[Reading]) -> Verdict:
     others = [*broken, *symptoms, *summaries]
     slow = _followed(None, [each for each in everything if each.cause.kind == SLOW])
     return Verdict(first, summary, _followed(first, others), tuple(each for each, _ in slow))
+
+
+def _died_alone(
+    everything: Sequence[Evidence],
+    symptoms: Sequence[Evidence],
+    summaries: Sequence[Evidence],
+    readings: Sequence[Reading],
+) -> list[Evidence]:
+    """The last exception that the log went on after, if srun or torchrun says that a task failed: the other ranks may
+    have printed the rest. Where others saw a consequence, the exception must be of a task that srun or torchrun names.
+    """
+    ranks = {each.rank for each in summaries} | {reading.first_rank for reading in readings}
+    named = ranks - {None}
+    died = [
+        each
+        for each in everything
+        if each.cause.kind in (CAUSE, EXCEPTION)
+        and each.frame is not None
+        and not (each.handled or each.doubtful)
+        and (each.rank in named or (not symptoms and (each.rank is None or not named)))
+    ]
+    return died[-1:] if summaries else []
 
 
 def _without_outrun(errors: Sequence[Evidence]) -> list[Evidence]:
