@@ -48,6 +48,18 @@ def test_a_near_miss_does_not_match() -> None:
     assert not [cause for cause in IN_LOGS if not cause.near_miss or cause.fits(cause.near_miss)]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "No CUDA runtime is found, using CUDA_HOME='/usr/local/cuda'",  # torch.utils.cpp_extension in a CPU job
+        "ERROR: ld.so: object 'libxalt_init.so' from LD_PRELOAD cannot be preloaded (cannot open shared object file): "
+        "ignored.",
+    ],
+)
+def test_a_message_after_which_the_program_goes_on_is_no_cause(line: str) -> None:
+    assert cause_of(line) is None
+
+
 def test_every_message_has_a_source() -> None:
     """Where it was seen: a public thread, the program that was made to print it, or the text of that program."""
     seen = re.compile(r"^[\w.-]+/[\w.-]+#\d+|^[^,]+, provoked|^text of \w")

@@ -165,6 +165,39 @@ def test_an_error_that_the_program_survived_is_not_the_cause(tmp_path: Path) -> 
     assert answer.cause is not None and (answer.cause.code, answer.evidence) == ("disk-full", f"{log}:45")
 
 
+SHARDS = "".join(f"Loading checkpoint shards:  {i}%|#| {i}/40 [00:{i}<00:40,  1.02s/it]\n" for i in range(40))
+ALONE = """\
+Traceback (most recent call last):
+  File "/home/u/generate.py", line 3, in main
+    f()
+FileNotFoundError: [Errno 2] No such file or directory: '/data/x.json'
+"""
+
+
+def labelled(rank: int, text: str) -> str:
+    return "".join(f"{rank}: {line}\n" for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        (SHARDS + ALONE + SHARDS, "file-missing"),
+        (labelled(0, SHARDS) + labelled(1, ALONE) + labelled(0, SHARDS), "file-missing"),
+        (labelled(0, ALONE) + labelled(0, SHARDS), "task-exit"),  # task 0 survived it
+        (ALONE + SHARDS + "[rank0]: RuntimeError: [/x/pair.cc:534] Connection closed by peer\n", "peer-closed"),
+    ],
+)
+def test_the_exception_of_the_rank_that_srun_names_counts_where_the_others_went_on(
+    log: str, expected: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "job.log"
+    path.write_text(log + "srun: error: nid001: task 1: Exited with exit code 1\n")
+    cause = explain_logs([path]).cause
+    assert cause is not None and cause.code == expected
+    path.write_text(ALONE + SHARDS)
+    assert explain_logs([path]).cause is None
+
+
 def test_gpu_and_host_out_of_memory_are_told_apart(tmp_path: Path) -> None:
     gpu, host = tmp_path / "gpu.log", tmp_path / "host.log"
     gpu.write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 22.78 GiB.\n")

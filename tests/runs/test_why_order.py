@@ -286,3 +286,65 @@ def test_what_a_shell_lacked_is_the_cause_only_of_what_it_explains(tmp_path: Pat
     assert code(tmp_path, module + error("KeyError: 'labels'")) == "key-missing"
     assert code(tmp_path, module + error("ModuleNotFoundError: No module named 'torch'")) == "module-command"
     assert code(tmp_path, module + "srun: error: node01: task 0: Exited with exit code 1\n") == "module-command"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "curl: (7) Failed to connect to localhost port 8000 after 0 ms: Connection refused",
+        "curl: (7) Failed to connect to 127.0.0.1 port 8000 after 0 ms: Couldn't connect to server",
+    ],
+)
+def test_a_script_that_waits_for_its_own_server_has_not_failed_yet(tmp_path: Path, line: str) -> None:
+    full = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB."
+    assert code(tmp_path, f"{line}\n{line}\n" + error(full)) == "gpu-out-of-memory"
+    assert code(tmp_path, f"{line}\nsrun: error: nid001: task 0: Exited with exit code 1\n") == "-"
+
+
+def test_curl_speaks_of_the_registry_only_where_an_image_is_imported(tmp_path: Path) -> None:
+    timeout = "curl: (28) Connection timed out after 300001 milliseconds\n"
+    assert code(tmp_path, timeout) == "web-unreachable"
+    assert code(tmp_path, "[INFO] Querying registry for permission grant\n" + timeout) == "registry-unreachable"
+    assert code(tmp_path, "slurmstepd: error: pyxis:     " + timeout) == "registry-unreachable"
+    assert code(tmp_path, "curl: (6) Could not resolve host: auth.docker.io\n") == "registry-unreachable"
+    assert code(tmp_path, "curl: (6) Could not resolve host: raw.githubusercontent.com\n") == "web-unreachable"
+
+
+KEY = "KeyError: 'labels'"
+NO_FILE = "FileNotFoundError: [Errno 2] No such file or directory: 'data/train.jsonl'"
+TOOLS = {
+    "sh: 1: which: not found": "program-missing",
+    "/var/spool/slurmd/job1/slurm_script: line 5: ml: command not found": "program-missing",
+    "find: '/proc/1/task': Permission denied": "permission",
+    "ls: cannot open directory '/root': Permission denied": "permission",
+    "wget: unable to resolve host address 'example.org'": "web-unreachable",
+    "curl: (6) Could not resolve host: raw.githubusercontent.com": "web-unreachable",
+    "slurmstepd: error: couldn't chdir to `/x': No such file or directory: going to /tmp instead": "folder-missing",
+}
+
+
+@pytest.mark.parametrize("line", TOOLS)
+def test_what_a_shell_or_tool_says_is_the_cause_only_where_the_script_did_not_go_on(tmp_path: Path, line: str) -> None:
+    full = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB."
+    limit = "slurmstepd: error: *** JOB 25 ON nid002 CANCELLED AT 2026-11-21T16:40:26 DUE TO TIME LIMIT ***\n"
+    end = "srun: error: node01: task 0: Exited with exit code 1\n"
+    assert code(tmp_path, f"{line}\n{error(full)}{end}") == "gpu-out-of-memory"
+    assert code(tmp_path, f"{line}\n{error(KEY)}{end}") == "key-missing"
+    assert code(tmp_path, f"{line}\n{limit}") == "time-limit"
+    assert code(tmp_path, f"{line}\n{end}") == TOOLS[line]
+    assert code(tmp_path, f"{line}\n{error(NO_FILE)}{end}") == TOOLS[line]
+
+
+def test_a_compiler_that_a_shell_does_not_find_is_why_a_build_fails(tmp_path: Path) -> None:
+    lacks = "/bin/sh: 1: nvcc: not found\n"
+    assert code(tmp_path, lacks + error("RuntimeError: Error compiling objects for extension")) == "compiler-missing"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["slurm_script: line 30:  4711 Killed   nvidia-smi --loop=5", "rm: cannot remove '/x': Permission denied"],
+)
+def test_how_a_script_cleans_up_after_an_exception_does_not_explain_it(tmp_path: Path, line: str) -> None:
+    found = answer(tmp_path, f"{error(KEY)}{line}\n")
+    assert found.cause is not None and (found.cause.code, found.line) == ("key-missing", KEY)
+    assert [each.text for each, _ in found.followed] == [line]

@@ -14,7 +14,7 @@ import pytest
 from runner.runs.metrics import Metrics, pace
 from runner.runs.run import SUBMITTED, Run, save
 from runner.runs.status import RunStatus
-from runner.runs.why.explain import _state_text, explain_run
+from runner.runs.why.explain import Answer, _state_text, _waiting, explain_run
 from tests.lab.slurm import SlurmLab
 from tests.waiting import until
 
@@ -91,6 +91,23 @@ def test_an_exit_code_is_that_of_the_attempt_that_has_ended(tmp_path: Path) -> N
     assert _state_text(RunStatus(run, "RUNNING", exit_code=1)) == f"RUNNING, {ended}"
     assert _state_text(RunStatus(run, "RUNNING")) == "RUNNING, attempt 2"
     assert _state_text(RunStatus(run, "FAILED", "x", 1)) == "FAILED, exit code 1, attempt 2 (x)"
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        ("", "pending-none"),
+        ("launch failed requeued held", "pending-held-requeue"),
+        ("launch_failed_requeued_held", "pending-held-requeue"),
+        ("job requeued in held state", "pending-held-requeue"),
+        ("SomethingNew", "pending-unknown"),
+    ],
+)
+def test_a_reason_of_several_words_is_known_with_blanks_and_with_underscores(
+    reason: str, code: str, tmp_path: Path
+) -> None:
+    cause = _waiting(Answer("sft-0001"), RunStatus(make_run(tmp_path), "PENDING", reason)).cause
+    assert cause is not None and cause.code == code
 
 
 def test_the_rank_follows_from_torchruns_folders(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ IN_LOGS = (CAUSE, SYMPTOM, SUMMARY, SLOW)
 _WRAPPED = re.compile(
     r"\w(?:Error|Exception|Failed): ((?:\w{1,40}\.){0,8}\w{1,60}(?:Error|Exception): .+)"
 )
+# what a path contains means nothing, except in /dev/shm and for a missing HOME (`'/.cache'`)
+_QUOTED_PATH = re.compile(r"(?<='/)(?!dev/|\.)[^']*(?=')")
 _IN_ORDER = ((CAUSE,), (SYMPTOM, SUMMARY, SLOW))
 
 
@@ -52,7 +54,7 @@ class Cause:
     stack: str = ""
     """a pattern for the line and the frames above it: where it matches, the line need not match `match`"""
     unless: str = ""
-    """the line must not match this pattern"""
+    """the line, without the paths that Python quotes, must not match this pattern"""
     yields: tuple[str, ...] = ()
     """codes that explain this one: if the log or the exit code indicates one of them, that one is the cause. `*`: any
     cause that the same rank printed within a few lines, because this one only wraps it"""
@@ -73,7 +75,7 @@ class Cause:
         """Whether a line of a log matches; `frames` gives the frames above it."""
         return (
             any(map(line.__contains__, self.find))
-            and (not self.unless or re.search(self.unless, line) is None)
+            and (not self.unless or re.search(self.unless, _QUOTED_PATH.sub("", line)) is None)
             and (
                 (not self.match or re.search(self.match, line) is not None)
                 or (bool(self.stack) and re.search(self.stack, f"{line}\n{frames()}") is not None)

@@ -39,6 +39,7 @@ OWN_MESSAGE = (
     "runner-message"  # the row for errors of runner and its jobs, which contain a reason and a fix
 )
 SUMMARY = "Root Cause (first observed failure)"  # torch 2.13, torch/distributed/elastic/multiprocessing/errors
+TIME_LIMIT = "DUE TO TIME LIMIT"  # slurmstepd
 # an exception without a traceback
 _BARE = re.compile(r"^\s{0,40}(Exception|[A-Za-z_][\w.]{0,120}(?:Error|Exception))(?:: |$)")
 _BARE_WORDS = ("Error: ", "Exception: ", "AssertionError", "NotImplementedError")
@@ -49,6 +50,13 @@ _LAST_ERROR_LINES = 5  # NCCL's message ends with `Last error:` and a line
 _STARTER = re.compile(
     r"^(?:\s?\d{1,6}: )?(?:slurmstepd|srun|pyxis|enroot|\[(?:ERROR|WARN)\]|WARNING|FATAL)\b|^\[(?:ERROR|WARN)\]"
 )
+# a shell, or a tool that it runs: without `set -e`, a script goes on after each of these
+_TOOL = re.compile(
+    r"\S{1,400}: line \d{1,6}: |(?:\S{0,200}/)?-?(?:ba|da|k|z)?sh: "
+    r"|(?:cat|chgrp|chmod|chown|cp|curl|du|find|grep|head|ln|ls|mkdir|mv|rm|rmdir|rsync|scp|sed|tail|tar|tee|touch"
+    r"|unzip|wget|which): |fatal: unable to access |slurmstepd\S{0,80}: error: couldn't chdir to "
+)
+_DEATH = re.compile(r"\S{1,400}: line \d{1,6}: +\d+ ")  # `line 30:  4711 Killed  python train.py`
 _PRINTS = re.compile(
     r"\s+(?:raise |print\(|(?:\w{1,40}\.){0,4}(?:warn|warning|error|info|debug|exception|critical)\()"
 )
@@ -99,6 +107,8 @@ class Evidence:
     """another exception was raised while this one was handled"""
     outrun: bool = False
     """the program ran after this message about its start, or trained after this message that is not an exception"""
+    from_tool: bool = False
+    """a shell or one of its tools printed it"""
 
     @property
     def place(self) -> str:
@@ -139,6 +149,7 @@ def read_log(source: Source) -> Reading:
     last_traceback = max(
         (line.offset for line, block, _ in blocks if not block.ignored), default=-1
     )
+    time_limit = max((line.offset for line in kept if TIME_LIMIT in line.text), default=-1)
     found, explained = [], set()
     for line in kept:
         if _says_nothing(line, blocks):
@@ -150,7 +161,8 @@ def read_log(source: Source) -> Reading:
             found += _own_message(line, cause, source, result)
             continue
         block = _block_of(line, blocks)
-        if block and cause.kind != CAUSE and line.number > block[0].number + block[1].last:
+        others = cause.kind != CAUSE or _is_from_tool(line)
+        if block and others and line.number > block[0].number + block[1].last:
             block = None  # what other processes print afterwards explains nothing
         if block:
             explained.add(block[0].offset)
@@ -158,7 +170,8 @@ def read_log(source: Source) -> Reading:
         each = replace(
             each,
             handled=block is not None and block[0].offset in handled,
-            outrun=_is_outrun(line, cause, block is not None, result, last_traceback),
+            outrun=_is_outrun(line, cause, block is not None, result, last_traceback)
+            or _went_on(line, max(last_traceback, time_limit)),
         )
         found.append(_with_reason(each))
     found += [
@@ -188,6 +201,7 @@ def _evidence(
         frame=block.frame if block else None,
         survived=result.survived(line),
         doubtful=_NO_ERROR.match(without_prefix(line.text)[1]) is not None,
+        from_tool=_is_from_tool(line),
     )
 
 
@@ -200,6 +214,16 @@ def _is_outrun(
         return trained or line.offset < last_traceback
     exception = in_traceback or _BARE.match(without_prefix(line.text)[1])
     return trained and not exception and cause.code not in _HARDWARE
+
+
+def _is_from_tool(line: Line) -> bool:
+    return _TOOL.match(without_prefix(line.text)[1]) is not None
+
+
+def _went_on(line: Line, last_end: int) -> bool:
+    """Whether a script went on after what a shell or tool says: a traceback or the time limit ended it later."""
+    died = _DEATH.match(without_prefix(line.text)[1])
+    return _is_from_tool(line) and not died and line.offset < last_end
 
 
 def _messages(found: Sequence[Evidence]) -> list[Evidence]:

@@ -146,7 +146,11 @@ def _state_text(now: status.RunStatus) -> str:
 def _waiting(answer: Answer, now: status.RunStatus) -> Answer:
     """Why a job waits: squeue's reason, which may be followed by details in brackets or after a comma."""
     word = now.reason.split(",")[0].split("(")[0].strip()
-    cause = by_word(PENDING, word) or (by_word(PENDING, "*") if word else by_word(PENDING, ""))
+    cause = (
+        by_word(PENDING, word)
+        or by_word(PENDING, word.replace(" ", "_"))  # scontrol writes underscores for blanks
+        or by_word(PENDING, "*")
+    )
     return replace(answer, cause=cause, evidence="squeue", line=f"Reason={now.reason or 'None'}")
 
 
@@ -330,6 +334,8 @@ _SHELL = {
     **dict.fromkeys(("module-command", "shell-file-missing", "conda"), _NO_TOOLS),
     "shell-folder-missing": _NO_TOOLS | _NO_FILES,
 }
+# what the messages of other tools explain
+_TOOLS = _NO_TOOLS | _NO_FILES | _NO_START | {"build-failed", "compile-failed", "deepspeed-op"}
 
 
 @dataclass(frozen=True)
@@ -354,6 +360,7 @@ def judge(readings: Sequence[Reading]) -> Verdict:
     broken = [each for each in fatal if each.cause.kind in (CAUSE, EXCEPTION)]
     symptoms = [each for each in fatal if each.cause.kind == SYMPTOM]
     summaries = [each for each in fatal if each.cause.kind == SUMMARY]
+    broken = broken or _died_alone(everything, symptoms, summaries, readings)
     sure = _without_outrun([each for each in broken if not each.doubtful])
     early = [each for each in sure if not _is_consequence(each, symptoms)]
     errors = early or (symptoms if sure else broken or symptoms)
@@ -364,6 +371,28 @@ def judge(readings: Sequence[Reading]) -> Verdict:
     return Verdict(first, summary, _followed(first, others), tuple(each for each, _ in slow))
 
 
+def _died_alone(
+    everything: Sequence[Evidence],
+    symptoms: Sequence[Evidence],
+    summaries: Sequence[Evidence],
+    readings: Sequence[Reading],
+) -> list[Evidence]:
+    """The last exception that the log went on after, if srun or torchrun says that a task failed: the other ranks may
+    have printed the rest. Where others saw a consequence, the exception must be of a task that srun or torchrun names.
+    """
+    ranks = {each.rank for each in summaries} | {reading.first_rank for reading in readings}
+    named = ranks - {None}
+    died = [
+        each
+        for each in everything
+        if each.cause.kind in (CAUSE, EXCEPTION)
+        and each.frame is not None
+        and not (each.handled or each.doubtful)
+        and (each.rank in named or (not symptoms and (each.rank is None or not named)))
+    ]
+    return died[-1:] if summaries else []
+
+
 def _without_outrun(errors: Sequence[Evidence]) -> list[Evidence]:
     """The errors without those that the program outran, if it failed later for a reason of its own."""
     rest = {each.cause.code for each in errors if not each.outrun}
@@ -371,7 +400,8 @@ def _without_outrun(errors: Sequence[Evidence]) -> list[Evidence]:
         each
         for each in errors
         if not (each.outrun or each.cause.code == "shell-folder-missing")
-        or rest - {each.cause.code} <= _SHELL.get(each.cause.code, _NO_START)
+        or rest - {each.cause.code}
+        <= _SHELL.get(each.cause.code, _TOOLS if each.from_tool else _NO_START)
     ]
 
 
@@ -431,6 +461,7 @@ def _reason(first: Evidence, broken: Sequence[Evidence]) -> Evidence:
         if (
             each.outrun
             or each.cause.code in passed
+            or (each.from_tool and not tried and not wraps and each.order > first.order)
             or (
                 tried
                 and (each.handled or each.cause.subject in _NO_REASONS or each.order < first.order)
