@@ -12,6 +12,16 @@ from runner.images.reference import parse_reference
 from runner.located_toml import Place
 from runner.machine.secrets import LEAST_LENGTH, is_secret_name, looks_secret
 
+# commands whose words are no commands
+_MENTIONS = {
+    ("echo",),
+    ("printf",),
+    ("which",),
+    ("type",),
+    ("alias",),
+    ("command", "-v"),
+    ("command", "-V"),
+}
 _QUOTED = re.compile(r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 
 
@@ -24,6 +34,8 @@ class Line:
     early: str
     """the same text, with spaces in place of everything that this script's shell does not expand: single quotes,
     `\\$`"""
+    mentions: bool = False
+    """`echo`, or another command that calls none of the programs that it names"""
 
 
 @dataclass(frozen=True)
@@ -49,7 +61,9 @@ class Script:
     def steps(self) -> tuple[Line, ...]:
         """The commands that call srun."""
         return tuple(
-            line for line in self.commands if re.search(r"(?<![\w./$-])srun(?=\s)", line.text)
+            line
+            for line in self.commands
+            if not line.mentions and re.search(r"(?<![\w./$-])srun(?=\s)", line.text)
         )
 
     def option(self, *names: str) -> str | None:
@@ -133,7 +147,11 @@ def _lines(text: str, documents: Sequence[HereDocument]) -> Iterator[Line]:
     for command in commands(text):
         words = command.raw.replace("\\\n", " ")
         early = _QUOTED.sub(_blank, words)
-        yield Line(command.line, words.replace(_EXPANDED, "$"), early.replace(_EXPANDED, "$"))
+        mentions = bool({command.words[:1], command.words[:2]} & _MENTIONS)
+        mentions = mentions and not re.search(r"[(`]\s*srun\s", words)
+        yield Line(
+            command.line, words.replace(_EXPANDED, "$"), early.replace(_EXPANDED, "$"), mentions
+        )
     for document in documents:
         # bash expands the body, unless its mark is quoted
         body = document.body.replace(_EXPANDED, "$")
@@ -269,6 +287,8 @@ def container_image(batch: Batch) -> Iterator[Finding]:
         image = (option(line.text, "--container-image") or "").replace("\\#", "#")
         if not image or image.startswith(("/", ".", "$")):
             continue
+        if "://" in image and not image.startswith("docker://"):
+            continue  # an image of an engine on the node
         if image.endswith((".sqsh", ".squashfs")):
             reason = (
                 f"{image!r} is not a path, so an image of that name would be pulled from a registry"
@@ -336,7 +356,7 @@ def script_secrets(batch: Batch) -> Iterator[Finding]:
 def login_shell(batch: Batch) -> Iterator[Finding]:
     """Login shells: Debian's /etc/profile replaces the image's PATH."""
     for line, environment in batch.environments:
-        login = re.search(r"\b(ba)?sh\s+(-\w*l\w*|--login)(?!\S)", line.text)
+        login = re.search(r"(?<![\w./-])(?:\S*/)?(ba)?sh\s+(-\w*l\w*|--login)(?!\S)", line.text)
         if login and not environment.env.get("PATH"):
             reason = f"{login[0]!r} is a login shell: it runs /etc/profile, which replaces the PATH of Debian images"
             yield batch.say("path-lost", line, "srun", reason)
