@@ -25,6 +25,11 @@ SCRIPTS = [
     error(
         "environment-missing", "srun --environment ./nowhere.toml true\n", 'srun --environment "$PWD/plain.toml" true\n'
     ),
+    error(
+        "environment-missing",
+        "srun -N 2 '--environment=nowhere' python x.py --environment plain\n",
+        "srun -N 2 '--environment=plain' python x.py --environment nowhere\n",
+    ),
     advice("sbatch-environment", "#SBATCH --environment=plain\nsrun true\n", "srun --environment=plain true\n"),
     error("sbatch-variable", "#SBATCH --output=$HOME/x\n", "#SBATCH --output=%x-%j.log # $HOME\n"),
     error(
@@ -187,6 +192,12 @@ SCRIPTS = [
     advice("cpus-not-inherited", "#SBATCH -c 8\nsrun true\n", "#SBATCH -c 8\nsrun -c 8 true\n", line=4),
     advice(
         "cpus-not-inherited",
+        "#SBATCH -c 8\nsrun bash -c 'true'\n",
+        "#SBATCH -c 8\nsrun -lc8 bash -c 'true'\n",
+        line=4,
+    ),
+    advice(
+        "cpus-not-inherited",
         '#SBATCH -c 8\necho "$(srun hostname)"\n',
         '#SBATCH -c 8\necho "srun hostname"\n',
         line=4,
@@ -253,5 +264,10 @@ HARMLESS = {
         '#SBATCH -c 8\necho "[$(date)] starting srun now"\nif ! command -v srun > /dev/null; then exit 1; fi\n'
     ),
     "options of a script": "srun --environment=plain bash train.sh -lr 1e-4\nsrun --environment=plain ./run.sh -l 5\n",
+    "options of the program, named as srun's": (
+        "srun python train.py --environment CartPole-v1\nsrun uv run train.py --export onnx\n"
+        "srun -N 2 ./train.sh --export=onnx --container-image=a.sqsh -n 8\n"
+    ),
+    "an option after a variable": "#SBATCH -c 8\nsrun $OPTIONS --cpus-per-task=8 true\n",
     "arithmetic": "(( x = 1 << y ))\nsrun python x.py\n",
 }
