@@ -21,7 +21,7 @@ TOGETHER = {
     **dict.fromkeys(("doctor", "memory"), "doctor and memory"),
     **dict.fromkeys(("detection", "cluster_facts"), "detection"),
     **dict.fromkeys(("site", "site_files"), "site"),
-    **dict.fromkeys(("located_toml", "expansion", "bash", "quoting", "project"), "texts"),
+    **dict.fromkeys(("located_toml", "expansion", "bash", "quoting", "project", "option_grammar"), "texts"),
 }
 # the packages that may start processes, open sockets, and write files; all others ask machine/
 DOORS = ("machine", "images/build/steps", "images/importer", "images/sources", "images/squashfs")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from tests.lab.slurm import SlurmLab
 
-from runner.runs.schedulers.options import SBATCH, split
+from runner.option_grammar import SBATCH, split
 
 SIZE = "Sockets=8 CoresPerSocket=64 ThreadsPerCore=2 RealMemory=16000000 TmpDisk=16000000"
 """of every node: more than any script asks for"""

@@ -333,6 +333,12 @@ MOUNTS = [
         'mounts = ["/tmp:/a"]\n[env]\nHF_HOME = "/a/hf"\n',
         line=4,
     ),
+    warning(
+        "read-only-folder",
+        'mounts = ["/tmp:/a:ro"]\n[env]\nXDG_DATA_HOME = "/a/x"\n',
+        'mounts = ["/tmp:/a:ro"]\n[env]\nCUDA_HOME = "/a/cuda"\nJAVA_HOME = "/a/jdk"\n',
+        line=4,
+    ),
 ]
 
 ENV = [

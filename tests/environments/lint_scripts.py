@@ -25,6 +25,11 @@ SCRIPTS = [
     error(
         "environment-missing", "srun --environment ./nowhere.toml true\n", 'srun --environment "$PWD/plain.toml" true\n'
     ),
+    error(
+        "environment-missing",
+        "srun -N 2 '--environment=nowhere' python x.py --environment plain\n",
+        "srun -N 2 '--environment=plain' python x.py --environment nowhere\n",
+    ),
     advice("sbatch-environment", "#SBATCH --environment=plain\nsrun true\n", "srun --environment=plain true\n"),
     error("sbatch-variable", "#SBATCH --output=$HOME/x\n", "#SBATCH --output=%x-%j.log # $HOME\n"),
     error(
@@ -162,6 +167,13 @@ SCRIPTS = [
         engine="pyxis",
         setting={"enroot": (3, 5, 0)},
     ),
+    error(
+        "slash-after-registry",
+        "srun --container-image=docker://nvcr.io/nvidia/cuda:12.4.1 true\n",
+        "srun --container-image=dockerd://myimage:1 true\n",
+        engine="pyxis",
+        setting={"enroot": (3, 5, 0)},
+    ),
     advice("gpus-per-task", "#SBATCH --gpus-per-task=1 -n 8\n", "#SBATCH --gpus-per-node=4 -n 8\n"),
     advice("gpus-per-task", "#SBATCH --gpus-per-task=1 --gpus=8\n", "#SBATCH --gpus-per-task=4 --gpus=8\n"),
     advice("gpus-per-task", "srun -n 8 --gpus-per-task 1 true\n", "srun -n 8 --gpus-per-task 1 --gpu-bind=none true\n"),
@@ -178,6 +190,19 @@ SCRIPTS = [
     ),
     advice("gpus-per-task", "srun -n 8 --gpus-per-task=1 true\n", "srun -n 2 --gpus-per-task=4 true\n"),
     advice("cpus-not-inherited", "#SBATCH -c 8\nsrun true\n", "#SBATCH -c 8\nsrun -c 8 true\n", line=4),
+    advice(
+        "cpus-not-inherited",
+        "#SBATCH -c 8\nsrun bash -c 'true'\n",
+        "#SBATCH -c 8\nsrun -lc8 bash -c 'true'\n",
+        line=4,
+    ),
+    advice(
+        "cpus-not-inherited",
+        '#SBATCH -c 8\necho "$(srun hostname)"\n',
+        '#SBATCH -c 8\necho "srun hostname"\n',
+        line=4,
+    ),
+    advice("cpus-not-inherited", "#SBATCH -c 8\ncommand srun true\n", "#SBATCH -c 8\ncommand -v srun true\n", line=4),
     advice(
         "cpus-not-inherited",
         "#SBATCH --cpus-per-task=8\nsrun true\n",
@@ -198,6 +223,11 @@ SCRIPTS = [
         "path-lost",
         "srun --environment=plain bash -lc 'python x.py'\n",
         "srun --environment=plain bash -c 'python x.py'\n",
+    ),
+    advice(
+        "path-lost",
+        "srun --environment=plain /bin/sh -l x.sh\n",
+        "srun --environment=plain /bin/sh x.sh -l\n",
     ),
 ]
 
@@ -230,5 +260,14 @@ HARMLESS = {
         "#SBATCH --gpus-per-task=1 -n 8\nsrun -N 1 -n 1 nvidia-smi\nsrun --gpu-bind none true\n"
     ),
     "GPUs of all tasks, by a flag": "#SBATCH --gpus-per-task=1 -n 8\nsrun --gres-flags=allow-task-sharing true\n",
+    "srun in a message": (
+        '#SBATCH -c 8\necho "[$(date)] starting srun now"\nif ! command -v srun > /dev/null; then exit 1; fi\n'
+    ),
+    "options of a script": "srun --environment=plain bash train.sh -lr 1e-4\nsrun --environment=plain ./run.sh -l 5\n",
+    "options of the program, named as srun's": (
+        "srun python train.py --environment CartPole-v1\nsrun uv run train.py --export onnx\n"
+        "srun -N 2 ./train.sh --export=onnx --container-image=a.sqsh -n 8\n"
+    ),
+    "an option after a variable": "#SBATCH -c 8\nsrun $OPTIONS --cpus-per-task=8 true\n",
     "arithmetic": "(( x = 1 << y ))\nsrun python x.py\n",
 }

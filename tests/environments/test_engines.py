@@ -10,6 +10,7 @@ from runner.environments.engines import ENGINES, attach, choose, with_site
 from runner.environments.environment import Environment
 from runner.errors import RunnerError
 from runner.expansion import expand, literal
+from runner.images.importer.enroot_files import metadata_files
 from runner.site import Site
 from runner.site_files import load_site
 from tests.environments.inside import environment_of
@@ -166,11 +167,58 @@ def test_enroot_and_apptainer_are_words_in_front_of_the_command(tmp_path):
         "sh", "-c", 'cd -- "/w" && exec "$@"', "sh", "env", "A=1",
     )  # fmt: skip
     apptainer = attach(environment_of(tmp_path, text), SITE, "apptainer")
-    assert apptainer.prefix == (
+    assert apptainer.prefix[:9] == (
         "apptainer", "exec", "--no-home", "--writable-tmpfs", "--pwd", "/w", "--bind", "/a:/b:ro", "/a.sqsh",
     )  # fmt: skip
     assert apptainer.exports == {"APPTAINERENV_A": "1"}
     assert set(enroot.exports.values()) == {"n"} and "ENROOT_LOGIN_SHELL" in enroot.exports
+
+
+@pytest.mark.uses("busybox")
+@pytest.mark.parametrize("shell", [("dash",), ("bash", "--posix"), ("busybox", "sh")])
+def test_apptainer_gets_variables_and_the_folder_from_the_files_of_an_imported_image(tmp_path, shell):
+    """The EDF's variables override the image's, which override the host's. Nothing of the entrypoint runs."""
+    config = {
+        "Env": [
+            "PATH=/opt/venv/bin:/bin",
+            "A=image",
+            'B=" it\'s $(x) "',
+            "UID=7",
+            "NO",
+            "ENROOT_X=1",
+            "LD_LIBRARY_PATH=/cuda",
+        ],
+        "WorkingDir": f"{tmp_path}/it's",
+        "Entrypoint": ["/bin/false"],
+    }
+    for name, (text, _) in metadata_files(config).items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    edf = 'image = "/a.sqsh"\n[env]\nA = "edf"\nC = "${B}!"\nPATH = "/mine:${PATH}"\n'
+
+    def seen(text: str) -> dict[str, str]:
+        attachment = attach(environment_of(tmp_path, text), SITE, "apptainer", {})
+        prefix = attachment.prefix[attachment.prefix.index("/a.sqsh") + 1 :]
+        words = [expand(word, {}, "a word").replace("/etc/", f"{tmp_path}/etc/") for word in prefix]
+        own = {name.removeprefix("APPTAINERENV_"): value for name, value in attachment.exports.items()}
+        environ = {"PATH": os.defpath, "B": "host", "H": "host", **own}
+        done = subprocess.run(
+            (*shell, *words[1:], "/usr/bin/env"), env=environ, cwd="/", capture_output=True, text=True, check=True
+        )
+        assert not done.stderr
+        return dict(line.split("=", 1) for line in done.stdout.splitlines())
+
+    found = seen(edf)
+    assert {name: found[name] for name in ("A", "B", "C", "H", "UID", "PATH", "LD_LIBRARY_PATH", "PWD")} == {
+        **{"A": "edf", "B": " it's $(x) ", "C": " it's $(x) !", "H": "host", "UID": "7"},
+        **{"PATH": "/mine:/opt/venv/bin:/bin", "LD_LIBRARY_PATH": "/cuda:/.singularity.d/libs"},
+        "PWD": f"{tmp_path}/it's",
+    }
+    assert not {"NO", "ENROOT_X", "runner_line"} & set(found)
+    assert seen(f'workdir = "/tmp"\n{edf}')["PWD"] == "/"  # --pwd enters it
+    for name in ("environment", "rc"):
+        (tmp_path / "etc" / name).unlink()
+    assert seen('image = "/a.sqsh"\n[env]\nA = "edf"\n')["A"] == "edf"
 
 
 def test_the_host_engine_sets_variables_and_says_that_there_is_no_container(tmp_path):

@@ -311,3 +311,23 @@ def test_an_image_that_keeps_us_busy_is_refused(monkeypatch) -> None:
         for _ in range(200):
             flattener.offer(Entry(b"a", REGULAR, 0, 0, 0, 0))
             flattener.offer(Entry(b"a/x", REGULAR, 0, 0, 0, 0))
+
+
+def test_many_hard_links_below_a_symlink_that_a_layer_above_replaces_are_no_attack(monkeypatch) -> None:
+    """As in an environment of conda: each link of a deep folder looks for the hidden symlink on its way."""
+    monkeypatch.setattr("runner.images.flatten.view._WORK", 1_000)
+    folder = "a/b/c/d/e/f/g/h/i/j"
+    lower = [
+        ("l", "link", "a"),
+        ("f", f"{folder}/x", "1"),
+        *(("h", f"{folder}/{n}", f"{folder}/x") for n in range(200)),
+    ]
+    found = shown([lower, [("f", "link", "2")]])
+    assert found["link"] == "2" and found[f"{folder}/199"] == "1"
+
+
+def test_very_deep_hard_links_below_such_a_symlink_are_refused(monkeypatch) -> None:
+    monkeypatch.setattr("runner.images.flatten.view._WORK", 1_000)
+    folder = "/".join("d" * 500)
+    with pytest.raises(RunnerError, match="cannot import the image"):
+        shown([[("l", "link", "a"), ("f", f"{folder}/x", "1"), ("h", "y", f"{folder}/x")], [("f", "link", "2")]])

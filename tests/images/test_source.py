@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from runner.errors import RunnerError
-from runner.images.reference import Source, parse_source, registry_of
+from runner.images.reference import Source, parse_source, registry_of, registry_reference
 
 
 @pytest.mark.parametrize(
@@ -27,12 +28,25 @@ from runner.images.reference import Source, parse_source, registry_of
         ("docker://me@ghcr.io/a/b:1", "docker", "ghcr.io/a/b:1", "me", "a+b+1"),
         ("docker://localhost:5000#a:1", "docker", "localhost:5000/a:1", "", "a+1"),
         ("docker://127.0.0.1:5000/a", "docker", "127.0.0.1:5000/a", "", "a"),
+        ("docker://harbor#team/img:1", "docker", "harbor/team/img:1", "", "team+img+1"),
+        ("docker://team/img:1", "docker", "docker.io/team/img:1", "", "team+img+1"),
         ("docker://ghcr.io#a/b@sha256:00", "docker", "ghcr.io/a/b@sha256:00", "", "a+b"),
     ],
 )  # fmt: skip
 def test_the_forms(text: str, scheme: str, reference: str, user: str, name: str) -> None:
     source = parse_source(text, Path("/"))
     assert (source.scheme, source.reference, source.user, source.name) == (scheme, reference, user, name)
+
+
+@pytest.mark.parametrize(
+    "name", ["harbor/team/img:1", "docker.io/library/ubuntu:24.04", f"ghcr.io/a/b@sha256:{'0' * 64}"]
+)
+def test_a_reference_stays_what_it_is_as_the_text_of_a_source(name: str) -> None:
+    """Also a registry without a dot, which looks like a folder of Docker Hub without the `#`."""
+    reference = registry_reference(name)
+    source = parse_source(f"docker://{replace(reference, user='me').with_hash}", Path("/"))
+    assert (source.reference, source.user) == (name, "me")
+    assert registry_reference(source.reference) == reference
 
 
 def test_layouts_and_archives_are_paths(tmp_path: Path) -> None:
@@ -70,7 +84,8 @@ def test_other_forms_are_refused_with_the_known_ones(tmp_path: Path, text: str, 
 
 @pytest.mark.parametrize(
     ("text", "registry"),
-    [("docker://nvcr.io#a/b:1", "nvcr.io"), ("docker://ubuntu", "docker.io"), ("podman://localhost/a", "localhost"),
+    [("docker://nvcr.io#a/b:1", "nvcr.io"), ("docker://harbor#a/b:1", "harbor"), ("docker://ubuntu", "docker.io"),
+     ("podman://localhost/a", "localhost"),
      ("a/b:1", ""), ("docker://localhost:5000/a@sha256:00", "localhost:5000"), ("oci:/x.y/z", ""), ("docker://", "")],
 )  # fmt: skip
 def test_the_registry_of_a_recorded_source(text: str, registry: str) -> None:

@@ -16,10 +16,10 @@ from runner.environments.emit import emitted
 from runner.environments.environment import Environment
 from runner.environments.rewriting import rewrite
 from runner.errors import RunnerError
+from runner.option_grammar import SBATCH, SRUN
 from runner.runs.adopt.command_line import read_command_line
 from runner.runs.adopt.containers import GRAMMARS
 from runner.runs.adopt.script import job_text, read_container
-from runner.runs.schedulers.options import SBATCH, SRUN
 from runner.site_files import load_site
 from tests.conftest import need
 

@@ -267,9 +267,8 @@ def credentials(environ: Mapping[str, str]) -> Diagnosis:
 
 def registry_logins(environ: Mapping[str, str]) -> Diagnosis:
     """The registry logins of podman and docker, and whether other users can read them. Shows no secrets."""
-    runtime = environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
     found: list[str] = []
-    for path in auth_files({**environ, "XDG_RUNTIME_DIR": runtime}):
+    for path in auth_files(environ):
         try:
             mode = stat.S_IMODE(path.stat().st_mode)
             text = path.read_text(encoding="utf-8", errors="replace")

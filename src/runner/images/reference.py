@@ -51,6 +51,11 @@ class Reference:
         return f"{self.registry}/{self._image}" if self.separator else self._image
 
     @property
+    def with_hash(self) -> str:
+        """The form in which no name of a registry is read as a folder of Docker Hub: `[USER@]REGISTRY#IMAGE`."""
+        return f"{f'{self.user}@' if self.user else ''}{self.registry}#{self._image}"
+
+    @property
     def _image(self) -> str:
         tag = f":{self.tag}" if self.tag else ""
         return f"{self.repository}{tag}{f'@{self.digest}' if self.digest else ''}"
@@ -134,6 +139,10 @@ class Source:
         """The registry that the reference names; empty for paths and for names without a registry."""
         if self.scheme in _PATHS:
             return ""
+        if (
+            self.scheme == "docker"
+        ):  # the reference is complete, and a registry's name may have no dot
+            return self.reference.partition("/")[0]
         name = parse_reference(self.reference)
         return name.registry if name.separator else ""
 

@@ -117,6 +117,22 @@ def test_environment_variables_move_the_files(home: Home, tmp_path: Path) -> Non
     )
 
 
+def test_podmans_own_places_serve_where_the_variable_is_missing(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """podman sets XDG_RUNTIME_DIR itself. /run/containers of root's podman may be closed to others."""
+    del home.environ["XDG_RUNTIME_DIR"]
+    monkeypatch.setattr("runner.images.sources.registry.credentials._RUN", home.folder)
+    after = auth_files(home.environ)
+    assert len(after) == 2
+    user = os.geteuid()
+    names = (f"user/{user}/containers/auth.json", f"containers/{user}/auth.json")
+    paths = tuple(home._write(name, json.dumps({"auths": {"reg.example": auth(name, "1")}})) for name in names)
+    assert auth_files(home.environ) == (*paths, *after)
+    assert home.login() == (names[0], "1")
+    paths[0].unlink()
+    assert home.login() == (names[1], "1")
+    assert auth_files({**home.environ, "XDG_RUNTIME_DIR": "/r"}) == (Path("/r/containers/auth.json"), *after)
+
+
 def test_a_password_takes_variables_but_runs_nothing(home: Home, tmp_path: Path) -> None:
     """enroot hands the line to a shell; here ${NAME} is put in and that is all."""
     home.environ |= {"KEY": "s3cret$(touch x)`id`", "NGC": "n"}

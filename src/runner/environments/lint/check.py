@@ -15,7 +15,7 @@ from runner.environments.lint.codes import SEVERITIES
 from runner.environments.lint.file import check_file, read_all
 from runner.environments.lint.finding import Finding, Rule, Setting, Subject, finding
 from runner.environments.lint.mounts import check_mounts
-from runner.environments.lint.script import Line, Script, is_script, option, parse_script
+from runner.environments.lint.script import Line, Script, is_script, parse_script
 from runner.errors import RunnerError
 from runner.expansion import expand
 from runner.located_toml import Document, Place
@@ -197,8 +197,8 @@ class Linter:
     ) -> Iterator[Finding]:
         """The findings in one script. The environments that it names go to `checked`."""
         named: list[tuple[Line, Environment]] = []
-        for line in (*text.directives, *text.steps):
-            name = self._expanded(option(line.text, "--environment", "--edf") or "")
+        for line, given in text.given("--environment", "--edf"):
+            name = self._expanded(given)
             if not name or "$" in name or "…" in name:
                 continue  # no environment, or one whose name only the job knows
             try:

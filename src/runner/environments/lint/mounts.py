@@ -38,7 +38,11 @@ _OF_THE_IMAGE = (
     | {"/etc", "/proc", "/sys", "/dev"}
 )
 _HOMES = ("/users", "/home", "/user", "/u/home", "/nfs/home")
-_CACHE = re.compile(r"(^|_)(CACHE|CACHE_DIR|HOME|TMPDIR|TMP|TEMP|CACHE_HOME|CACHE_PATH)$")
+# folders that programs write to; the HOME of a toolkit, such as CUDA_HOME, is only read
+_CACHE = re.compile(
+    r"(^|_)(CACHE|CACHE_DIR|TMPDIR|TMP|TEMP|CACHE_HOME|CACHE_PATH)$"
+    r"|^((HF|TORCH|TRITON|KERAS|XDG_[A-Z]+)_)?HOME$"
+)
 
 
 def missing_source(subject: Subject) -> Iterator[Finding]:

@@ -1,8 +1,9 @@
 """Rules for a batch script: its directives, its steps, and the launcher in them; and what its text consists of."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from runner.bash import HereDocument, commands, here_documents
@@ -11,7 +12,22 @@ from runner.environments.lint.finding import Finding, Setting, facts_of, finding
 from runner.images.reference import parse_reference
 from runner.located_toml import Place
 from runner.machine.secrets import LEAST_LENGTH, is_secret_name, looks_secret
+from runner.option_grammar import SRUN, Option, split
 
+# commands whose words are no commands
+_MENTIONS = {
+    ("echo",),
+    ("printf",),
+    ("which",),
+    ("type",),
+    ("alias",),
+    ("command", "-v"),
+    ("command", "-V"),
+}
+_SRUN = re.compile(r"(?<![\w./$-])srun(?=\s)")
+_ASSIGNED = re.compile(r"^(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|\S*)$", re.DOTALL)
+_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
+_LEVELS = 3  # of variables that refer to others
 _QUOTED = re.compile(r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 
 
@@ -24,6 +40,8 @@ class Line:
     early: str
     """the same text, with spaces in place of everything that this script's shell does not expand: single quotes,
     `\\$`"""
+    mentions: bool = False
+    """`echo`, or another command that calls none of the programs that it names"""
 
 
 @dataclass(frozen=True)
@@ -45,18 +63,64 @@ class Script:
         )
         return bool(self.directives or (self.steps and not submits))
 
-    @property
-    def steps(self) -> tuple[Line, ...]:
+    @cached_property
+    def steps(self) -> tuple["Step", ...]:
         """The commands that call srun."""
+        values = {}
+        for line in self.commands:
+            if match := _ASSIGNED.match(line.text):
+                values[match[1]] = match[2].strip("\"'").replace("\n", " ")
         return tuple(
-            line for line in self.commands if re.search(r"(?<![\w./$-])srun(?=\s)", line.text)
+            _step(line, values)
+            for line in self.commands
+            if not line.mentions and _SRUN.search(line.text)
         )
+
+    def given(self, *names: str) -> Iterator[tuple[Line, str]]:
+        """The value of an option in each directive and each step that has it; empty if it has no value."""
+        places = [(line, option(line.text, *names)) for line in self.directives]
+        places += [(step.line, step.option(*names)) for step in self.steps]
+        yield from ((line, value) for line, value in places if value is not None)
 
     def option(self, *names: str) -> str | None:
         """The value of the last such option in the directives; empty if it has no value."""
         values = [option(line.text, *names) for line in self.directives]
         found = [value for value in values if value is not None]
         return found[-1] if found else None
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command that calls srun."""
+
+    line: Line
+    text: str
+    """the command, with the variables that the script sets replaced by their values"""
+    options: tuple[Option, ...]
+    """those before the program, which has options of its own"""
+    is_known: bool
+    """whether the options are known. A variable that the script does not set may stand for any options."""
+
+    def option(self, *names: str) -> str | None:
+        """The value of the last such option of srun; None if it is missing, and empty if it has no value."""
+        short = [name.lstrip("-") for name in names]
+        wanted = {SRUN.short.get(name, name) for name in short}
+        found = [option.value or "" for option in self.options if option.name in wanted]
+        return found[-1] if found else None
+
+
+def _step(line: Line, values: Mapping[str, str]) -> Step:
+    text = line.text
+    for _ in range(_LEVELS):
+        text = _VARIABLE.sub(lambda found: values.get(found[1], found[0]), text)
+    command = next(iter(commands(_SRUN.split(text, maxsplit=1)[-1])), None)
+    words = [re.sub("[\"']", "", word) for word in command.words] if command else []
+    options, rest = split(words, SRUN)
+    is_known = True
+    while rest and rest[0].startswith("$"):
+        more, rest = split(rest[1:], SRUN)
+        options, is_known = (*options, *more), False
+    return Step(line, text, options, is_known)
 
 
 def option(text: str, *names: str) -> str | None:
@@ -133,7 +197,11 @@ def _lines(text: str, documents: Sequence[HereDocument]) -> Iterator[Line]:
     for command in commands(text):
         words = command.raw.replace("\\\n", " ")
         early = _QUOTED.sub(_blank, words)
-        yield Line(command.line, words.replace(_EXPANDED, "$"), early.replace(_EXPANDED, "$"))
+        mentions = bool({command.words[:1], command.words[:2]} & _MENTIONS)
+        mentions = mentions and not re.search(r"[(`]\s*srun\s", words)
+        yield Line(
+            command.line, words.replace(_EXPANDED, "$"), early.replace(_EXPANDED, "$"), mentions
+        )
     for document in documents:
         # bash expands the body, unless its mark is quoted
         body = document.body.replace(_EXPANDED, "$")
@@ -221,8 +289,8 @@ def site_rules(batch: Batch) -> Iterator[Finding]:
         yield batch.say("account-missing", top, "#SBATCH", f"site {site.name} requires an account")
     for flag, why in site.refused.items():
         name, _, value = flag.partition("=")
-        for line in (*script.directives, *script.steps):
-            if (option(line.text, name) == value) if value else option(line.text, name) is not None:
+        for line, given in script.given(name):
+            if not value or given == value:
                 yield batch.say(
                     "sbatch-refused", line, "#SBATCH", f"{flag}: {why}", "change or remove the flag"
                 )
@@ -248,27 +316,28 @@ def rank_remap(batch: Batch) -> Iterator[Finding]:
     turns it on. Source: pyxis 0.24.0, pyxis_slurmstepd.c; CSCS documentation, container-engine/run.md."""
     if re.search(r"unset\s[^\n;]*\bRANK\b|-u\s+RANK\b", batch.text()):
         return
-    for line in batch.script.steps:
-        if not TORCHRUN.search(line.text):
+    for step in batch.script.steps:
+        if not TORCHRUN.search(step.text):
             continue
         asked = any(
-            step == line and environment.annotations.get("com.pyxis.pytorch_remap_vars") == "true"
-            for step, environment in batch.environments
+            line == step.line
+            and environment.annotations.get("com.pyxis.pytorch_remap_vars") == "true"
+            for line, environment in batch.environments
         )
-        image = (
-            option(line.text, "--container-image") or batch.script.option("--container-image") or ""
-        )
+        image = step.option("--container-image") or batch.script.option("--container-image") or ""
         if asked or (image and facts_of(image, None).ngc):
             reason = "pyxis sets RANK and LOCAL_RANK for the task, but torchrun must set them"
-            yield batch.say("rank-remap-torchrun", line, "srun", reason)
+            yield batch.say("rank-remap-torchrun", step.line, "srun", reason)
 
 
 def container_image(batch: Batch) -> Iterator[Finding]:
     """The value of --container-image. Source: pyxis 0.24.0, args.c: a path begins with . or /."""
-    for line in (*batch.script.directives, *batch.script.steps):
-        image = (option(line.text, "--container-image") or "").replace("\\#", "#")
+    for line, given in batch.script.given("--container-image"):
+        image = given.replace("\\#", "#")
         if not image or image.startswith(("/", ".", "$")):
             continue
+        if "://" in image and not image.startswith("docker://"):
+            continue  # an image of an engine on the node
         if image.endswith((".sqsh", ".squashfs")):
             reason = (
                 f"{image!r} is not a path, so an image of that name would be pulled from a registry"
@@ -336,7 +405,7 @@ def script_secrets(batch: Batch) -> Iterator[Finding]:
 def login_shell(batch: Batch) -> Iterator[Finding]:
     """Login shells: Debian's /etc/profile replaces the image's PATH."""
     for line, environment in batch.environments:
-        login = re.search(r"\b(ba)?sh\s+(-\w*l\w*|--login)(?!\S)", line.text)
+        login = re.search(r"(?<![\w./-])(?:\S*/)?(ba)?sh\s+(-\w*l\w*|--login)(?!\S)", line.text)
         if login and not environment.env.get("PATH"):
             reason = f"{login[0]!r} is a login shell: it runs /etc/profile, which replaces the PATH of Debian images"
             yield batch.say("path-lost", line, "srun", reason)

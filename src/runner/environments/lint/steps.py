@@ -2,53 +2,9 @@
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from runner.environments.lint.finding import Finding
-from runner.environments.lint.script import TORCHRUN, Batch, Line, option
-
-_PROGRAM = re.compile(
-    r"\s(\S*/)?(torchrun|python[\d.]*|accelerate|deepspeed|bash|sh|env|numactl|apptainer|singularity)(?=\s)"
-)
-_ASSIGNED = re.compile(r"^(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|\S*)$", re.DOTALL)
-_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?")
-_LEVELS = 3  # of variables that refer to others
-
-
-@dataclass(frozen=True)
-class Step:
-    """A command that calls srun, with the variables that the script sets replaced by their values."""
-
-    line: Line
-    text: str
-    options: str
-    """the words between srun and the program"""
-
-    @property
-    def is_known(self) -> bool:
-        """Whether the options are known. A variable that the script does not set may stand for any options."""
-        return not re.search(
-            r"(?<!\S)[\"']?\$", re.sub(r"(?<!\S)(--?[\w-]+)[=\s]+\S*\$\S*", r"\1=x", self.options)
-        )
-
-    def option(self, *names: str) -> str | None:
-        """The value of an option of srun; None if it is missing."""
-        return option(self.options, *names)
-
-
-def steps(batch: Batch) -> Iterator[Step]:
-    """The steps of the script."""
-    values = {}
-    for line in batch.script.commands:
-        if match := _ASSIGNED.match(line.text):
-            values[match[1]] = match[2].strip("\"'")
-    for line in batch.script.steps:
-        text = line.text
-        for _ in range(_LEVELS):
-            text = _VARIABLE.sub(lambda found: values.get(found[1], found[0]), text)
-        after = re.split(r"(?<![\w./$-])srun(?=\s)", text, maxsplit=1)[1]
-        program = _PROGRAM.search(after)
-        yield Step(line, text, after[: program.start()] if program else after)
+from runner.environments.lint.script import TORCHRUN, Batch, Line, Step, option
 
 
 def _number(text: str | None) -> int | None:
@@ -106,22 +62,23 @@ def _shares_gpus(batch: Batch, step: Step | None) -> bool:
 
 def gpus_per_task(batch: Batch) -> Iterator[Finding]:
     """GPUs that are bound to tasks. Source: Slurm 25.11, srun(1)."""
-    every = tuple(steps(batch))
+    every = batch.script.steps
     several = [each for each in every if tasks_per_node(batch, each) != 1]
     shared = bool(several) and all(_shares_gpus(batch, each) for each in several)
-    places: list[tuple[Line, str, Step | None]]
-    places = [(line, line.text, None) for line in batch.script.directives]
-    places += [(step.line, step.options, step) for step in every]
-    for line, text, step in places:
+    name = "--gpus-per-task"
+    places: list[tuple[Line, str | None, Step | None]]
+    places = [(line, option(line.text, name), None) for line in batch.script.directives]
+    places += [(step.line, step.option(name), step) for step in every]
+    for line, given, step in places:
         tasks = tasks_per_node(batch, step)
-        if option(text, "--gpus-per-task") is None or tasks == 1:
+        if given is None or tasks == 1:
             continue
         if _shares_gpus(batch, step) or (step is None and shared):
             continue
         reason = "a task cannot see the GPUs of the node's other tasks, but NCCL must see them"
         if tasks is None:
             reason = "if a node has several tasks, none of them sees the GPUs of the others, but NCCL must see them"
-        yield batch.say("gpus-per-task", line, "--gpus-per-task", reason)
+        yield batch.say("gpus-per-task", line, name, reason)
 
 
 def cpus_not_inherited(batch: Batch) -> Iterator[Finding]:
@@ -129,11 +86,11 @@ def cpus_not_inherited(batch: Batch) -> Iterator[Finding]:
     cores = batch.script.option("-c", "--cpus-per-task")
     if cores is None or "SRUN_CPUS_PER_TASK" in batch.text():
         return
-    for line in batch.script.steps:
-        if option(line.text, "-c", "--cpus-per-task") is None:
+    for step in batch.script.steps:
+        if step.option("-c", "--cpus-per-task") is None:
             reason = f"srun might give each task 1 core instead of {cores}"
             yield batch.say(
-                "cpus-not-inherited", line, "srun", reason, f"srun --cpus-per-task={cores} …"
+                "cpus-not-inherited", step.line, "srun", reason, f"srun --cpus-per-task={cores} …"
             )
 
 
@@ -143,7 +100,7 @@ def number_of_nodes(batch: Batch) -> Iterator[Finding]:
     Source: torchrun of PyTorch 2.7, --nnodes (default: 1:1), --standalone; accelerate 1.7, launch.py, --num_machines.
     """
     text = batch.text()
-    for step in steps(batch):
+    for step in batch.script.steps:
         if (nodes_of(batch, step) or 1) < 2 or "--standalone" in step.text:
             continue
         if re.search(r"\baccelerate\s+launch\b", step.text):
@@ -163,7 +120,7 @@ def number_of_nodes(batch: Batch) -> Iterator[Finding]:
 
 def launchers_per_node(batch: Batch) -> Iterator[Finding]:
     """Several torchruns on one node, each of which starts the processes of the whole node."""
-    for step in steps(batch):
+    for step in batch.script.steps:
         match = re.search(r"--nproc[-_]per[-_]node[=\s]+[\"']?([^\s\"']+)", step.text)
         tasks = tasks_per_node(batch, step)
         if TORCHRUN.search(step.text) and match and match[1] != "1" and tasks and tasks > 1:
@@ -186,7 +143,7 @@ def exported(batch: Batch) -> Iterator[Finding]:
     inherited = (
         own is not None and not _exports_all(own) and sets and "SLURM_EXPORT_ENV" not in text
     )
-    for step in steps(batch):
+    for step in batch.script.steps:
         given = step.option("--export")
         if given is None and inherited:
             reason = f"the step inherits --export={own} from #SBATCH, and does not get what the script exports"
@@ -210,7 +167,7 @@ def signals(batch: Batch) -> Iterator[Finding]:
     """
     if re.search(r"signals[-_]to[-_]handle", batch.text(), re.IGNORECASE):
         return
-    launched = any(TORCHRUN.search(step.text) for step in steps(batch))
+    launched = any(TORCHRUN.search(step.text) for step in batch.script.steps)
     for line in batch.script.directives:
         found = re.fullmatch(
             r"(?:R:)?(?:SIG)?(USR[12]|10|12)(?:@\d+)?", option(line.text, "--signal") or ""

@@ -253,9 +253,7 @@ class Getter:
         from runner.images.importer.plan import ImportOptions, ImportRequest
         from runner.project import find_project
 
-        source = (
-            f"docker://{reference.user}@{reference}" if reference.user else f"docker://{reference}"
-        )
+        source = f"docker://{reference.with_hash}"
         options = ImportOptions(
             output=store.folder / wanted.name_in(store),
             compression=self.settings.compression,

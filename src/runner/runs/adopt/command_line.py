@@ -12,11 +12,11 @@ from runner.environments.rewriting import Change, Set
 from runner.errors import RunnerError
 from runner.expansion import literal
 from runner.machine.secrets import LEAST_LENGTH, looks_secret
+from runner.option_grammar import OF_STEPS, SRUN, Grammar, Option, split
 from runner.runs.adopt import containers
 from runner.runs.adopt.adopted import Adopted, plain
 from runner.runs.checks import NAME, check_variable
 from runner.runs.schedulers import flags
-from runner.runs.schedulers.options import OF_STEPS, SRUN, Grammar, Option, split
 from runner.runs.secrets import HIDDEN, hide_words
 
 _KEYS = {"ntasks-per-node": "tasks_per_node", "cpus-per-task": "cpus_per_task", "mem": "memory"}

@@ -10,8 +10,8 @@ from pathlib import Path
 from runner.bash import UNKNOWN
 from runner.environments.edf import split_fields
 from runner.images.reference import HUB_NAMES, parse_reference
+from runner.option_grammar import Grammar, Option, split
 from runner.runs.adopt.adopted import Adopted
-from runner.runs.schedulers.options import Grammar, Option, split
 
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 _NOT_NEEDED, _NOT_CARRIED_OVER = _TABLES["not_needed"], _TABLES["not_carried_over"]

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 
 from runner.bash import UNKNOWN, Command, commands, evaluated
 from runner.expansion import literal
+from runner.option_grammar import SRUN, Option, split
 from runner.runs.adopt import containers
 from runner.runs.adopt.adopted import Adopted
 from runner.runs.job import KEYS
 from runner.runs.schedulers.directives import FLAGS, of_script
-from runner.runs.schedulers.options import SRUN, Option, split
 from runner.runs.secrets import HIDDEN, hide_words
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.S)

@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from runner.errors import RunnerError
+from runner.option_grammar import SBATCH, split
 from runner.runs.job import Layer, Resources, Setting, time_limit_minutes, value
 from runner.runs.schedulers.flags import CPUS
-from runner.runs.schedulers.options import SBATCH, split
 from runner.runs.schedulers.slurm_commands import gpu_request, time_limit_text
 from runner.site import Origin, Site
 

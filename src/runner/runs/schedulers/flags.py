@@ -6,60 +6,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from runner.errors import RunnerError
+from runner.option_grammar import SHORT
 
 _LONG = re.compile(r"--([a-z][a-z0-9_-]*)(?:=(.*))?", re.DOTALL)
 _SHORT = re.compile(r"-([A-Za-z])(.*)", re.DOTALL)
-
-_SHORT_OF_BOTH = {
-    "A": "account",
-    "b": "begin",
-    "B": "extra-node-info",
-    "c": "cpus-per-task",
-    "C": "constraint",
-    "d": "dependency",
-    "D": "chdir",
-    "e": "error",
-    "F": "nodefile",
-    "G": "gpus",
-    "h": "help",
-    "H": "hold",
-    "i": "input",
-    "I": "immediate",
-    "J": "job-name",
-    "k": "no-kill",
-    "L": "licenses",
-    "M": "clusters",
-    "m": "distribution",
-    "n": "ntasks",
-    "N": "nodes",
-    "o": "output",
-    "O": "overcommit",
-    "p": "partition",
-    "q": "qos",
-    "Q": "quiet",
-    "S": "core-spec",
-    "s": "oversubscribe",
-    "t": "time",
-    "v": "verbose",
-    "V": "version",
-    "w": "nodelist",
-    "x": "exclude",
-}
-SHORT = {
-    "sbatch": {**_SHORT_OF_BOTH, "a": "array", "W": "wait"},
-    "srun": {
-        **_SHORT_OF_BOTH,
-        "K": "kill-on-bad-exit",
-        "l": "label",
-        "r": "relative",
-        "T": "threads",
-        "u": "unbuffered",
-        "W": "wait",
-        "X": "disable-status",
-        "E": "preserve-env",
-        "Z": "no-allocate",
-    },
-}
 
 _COUNTS = (
     "runner computes the world size from the nodes and processes of the job",

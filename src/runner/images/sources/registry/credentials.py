@@ -3,6 +3,7 @@
 import base64
 import binascii
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ HUB_SERVER = "https://index.docker.io/v1/"
 # hosts that issue a registry's tokens; enroot's file may have the login under their name
 TOKEN_HOSTS = {DOCKER_HUB: ("auth.docker.io",), "nvcr.io": ("authn.nvidia.com",)}
 HELPER_SECONDS = 30.0
+_RUN = Path("/run")
 
 
 @dataclass(frozen=True)
@@ -95,12 +97,24 @@ def enroot_file(environ: Mapping[str, str]) -> Path:
 
 
 def auth_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """The JSON files of podman and docker, in order. Source: containers-auth.json(5); docker's DOCKER_CONFIG."""
+    """The JSON files of podman and docker, in order.
+
+    Without XDG_RUNTIME_DIR, rootless podman sets it to /run/user/UID, and root's podman uses /run/containers/UID.
+    Source: containers-auth.json(5); podman, SetXdgDirs; containers/image, config.go; docker's DOCKER_CONFIG.
+    """
     docker = Path(environ.get("DOCKER_CONFIG") or home(environ) / ".docker") / "config.json"
     if environ.get("REGISTRY_AUTH_FILE"):
         return Path(environ["REGISTRY_AUTH_FILE"]), docker
     runtime = environ.get("XDG_RUNTIME_DIR")
-    files = (Path(runtime) / "containers/auth.json",) if runtime else ()
+    if runtime:
+        files = [Path(runtime) / "containers/auth.json"]
+    else:
+        user = str(os.geteuid())
+        guesses = (
+            _RUN / "user" / user / "containers/auth.json",
+            _RUN / f"containers/{user}/auth.json",
+        )
+        files = [path for path in guesses if os.access(path, os.R_OK)]
     return *files, _config_home(environ) / "containers/auth.json", docker
 
 

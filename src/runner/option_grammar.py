@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.runs.schedulers.flags import SHORT
-
 
 @dataclass(frozen=True)
 class Grammar:
@@ -74,6 +72,56 @@ def _short(word: str, following: str | None, grammar: Grammar, found: list[Optio
     return 0
 
 
+_SHORT_OF_BOTH = {
+    "A": "account",
+    "b": "begin",
+    "B": "extra-node-info",
+    "c": "cpus-per-task",
+    "C": "constraint",
+    "d": "dependency",
+    "D": "chdir",
+    "e": "error",
+    "F": "nodefile",
+    "G": "gpus",
+    "h": "help",
+    "H": "hold",
+    "i": "input",
+    "I": "immediate",
+    "J": "job-name",
+    "k": "no-kill",
+    "L": "licenses",
+    "M": "clusters",
+    "m": "distribution",
+    "n": "ntasks",
+    "N": "nodes",
+    "o": "output",
+    "O": "overcommit",
+    "p": "partition",
+    "q": "qos",
+    "Q": "quiet",
+    "S": "core-spec",
+    "s": "oversubscribe",
+    "t": "time",
+    "v": "verbose",
+    "V": "version",
+    "w": "nodelist",
+    "x": "exclude",
+}
+SHORT = {
+    "sbatch": {**_SHORT_OF_BOTH, "a": "array", "W": "wait"},
+    "srun": {
+        **_SHORT_OF_BOTH,
+        "K": "kill-on-bad-exit",
+        "l": "label",
+        "r": "relative",
+        "T": "threads",
+        "u": "unbuffered",
+        "W": "wait",
+        "X": "disable-status",
+        "E": "preserve-env",
+        "Z": "no-allocate",
+    },
+}
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 _FLAGS, _OPTIONAL = frozenset(_TABLES["flags"]), frozenset(_TABLES["optional"])
 OF_STEPS = frozenset(_TABLES["of_steps"])
