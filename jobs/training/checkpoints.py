@@ -169,7 +169,7 @@ class CompleteCheckpoints(TrainerCallback):
         pending.folder.parent.rmdir()
         files.sync_folder(pending.path.parent)
         self._report(pending, sum(entry.size_bytes for entry in found.values()))
-        if self.keep:
+        if self.keep and self.keep > 0:  # as in transformers, 0 and less keep all
             remove_old(pending.path.parent, self.keep, pending.best)
 
     def _report(self, pending: Pending, size_bytes: int) -> None:

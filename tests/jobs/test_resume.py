@@ -203,12 +203,16 @@ class FakeTrainer:
         (folder / "trainer_state.json").write_text("{}")
 
 
+def run_folder(path: Path) -> RunFolder:
+    return RunFolder(path, path / "1", path / "flag", path / "cache", by_hand=False)
+
+
 def test_a_checkpoint_gets_its_name_with_its_marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed while it is hashed, it has a hidden name, which the next start removes: the disk does not fill."""
     hashing = threading.Event()
     digests = marker.digests
     monkeypatch.setattr(marker, "digests", lambda *words, **named: hashing.wait(600) and digests(*words, **named))
-    run = RunFolder(tmp_path, tmp_path / "1", tmp_path / "flag", tmp_path / "cache", by_hand=False)
+    run = run_folder(tmp_path)
     trainer, saver = FakeTrainer(tmp_path / "checkpoints"), checkpoints.CompleteCheckpoints(run, ALONE)
     saver.attach(trainer)
     trainer._save_checkpoint()
@@ -221,6 +225,16 @@ def test_a_checkpoint_gets_its_name_with_its_marker(tmp_path: Path, monkeypatch:
     assert marker.missing_or_cut(tmp_path / "checkpoints" / "checkpoint-3") is None
     checkpoints.CompleteCheckpoints(run, ALONE).attach(FakeTrainer(copy))
     assert list(copy.iterdir()) == []
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(1, [10]), (0, [2, 3, 9, 10]), (-1, [2, 3, 9, 10])])
+def test_a_limit_of_zero_or_less_keeps_all_checkpoints(folder: Path, limit: int, kept: list[int]) -> None:
+    trainer, saver = FakeTrainer(folder), checkpoints.CompleteCheckpoints(run_folder(folder), ALONE)
+    trainer.args.save_total_limit = limit
+    saver.attach(trainer)
+    trainer._save_checkpoint()
+    saver._finish()
+    assert {path.name for path in resume.by_age(folder)} == {f"checkpoint-{step}" for step in kept}
 
 
 def test_an_old_torch_resumes_only_where_the_user_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
