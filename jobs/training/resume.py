@@ -17,6 +17,7 @@ from training.marker import MARKER
 from training.processes import Processes, gather, once
 
 FOLDER = re.compile(r"checkpoint-(\d+)")
+REPLACED = ".replaced"  # ending of a checkpoint's hidden name while another one of the same step takes its place
 TRAINING_STATE = (
     *("optimizer.*", "scheduler.pt", "scaler.pt", "rng_state*", "trainer_state.json", "latest*", "zero_to_*.py"),
     MARKER,
@@ -41,6 +42,7 @@ def find(
     with `verify` all ranks together also read and hash every file.
     """
     named = _is_named(wanted)
+    once(processes, lambda: _put_back(folder))
     candidates = once(processes, lambda: _candidates(folder, named, wanted, automatic))
     for checkpoint, fault in candidates:
         if checkpoint is not None:
@@ -59,6 +61,14 @@ def find(
         if processes.first:
             print(f"skipped {fault}", flush=True)
     return None
+
+
+def _put_back(folder: Path) -> None:
+    """Give a checkpoint its name back if the attempt was killed before the new one took its place."""
+    for replaced in folder.glob(f".checkpoint-*{REPLACED}"):
+        path = replaced.with_name(replaced.name.removeprefix(".").removesuffix(REPLACED))
+        if not path.exists() and marker.missing_or_cut(replaced) is None:
+            replaced.rename(path)
 
 
 def _is_named(wanted: str | None) -> bool:

@@ -237,6 +237,32 @@ def test_a_limit_of_zero_or_less_keeps_all_checkpoints(folder: Path, limit: int,
     assert {path.name for path in resume.by_age(folder)} == {f"checkpoint-{step}" for step in kept}
 
 
+def test_a_checkpoint_that_is_being_replaced_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same step is saved again, and the job is killed before the new checkpoint has its name."""
+    folder = tmp_path / "checkpoints"
+    trainer, saver = FakeTrainer(folder), checkpoints.CompleteCheckpoints(run_folder(tmp_path), ALONE)
+    saver.attach(trainer)
+    rename = Path.rename
+
+    def killed(path: Path, target: Path) -> Path:
+        if path.parent.name.endswith(".partial"):
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    for attempt in (1, 2):
+        trainer._save_checkpoint()
+        if attempt == 1:
+            saver._finish()
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        saver._finish()
+    monkeypatch.undo()
+    checkpoint = found(folder)
+    assert checkpoint is not None and checkpoint.path == folder / "checkpoint-3"
+    saver.attach(trainer)
+    assert [path.name for path in folder.iterdir()] == ["checkpoint-3"]
+
+
 def test_an_old_torch_resumes_only_where_the_user_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on NGC 24.06: transformers would refuse with a traceback."""
     import torch
