@@ -155,18 +155,19 @@ def plan_batch(settings: Settings, job: Job, length: int | None) -> Batch:
             "gradient accumulation is computed from the global batch size",
             "remove one of them",
         )
-    if settings["micro_batch"] is not None or probing():
-        from training import micro_batch
-
-        micro_batch.settle(settings, job.run, job.processes, length)
-    wanted = settings["global_batch_size"]
-    micro, accumulation = settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]
     world_size = job.processes.world_size
     # an attempt on fewer nodes (min_nodes) runs, with another batch if need be, and so does one that continues it
     resized = int(os.environ.get("RUNNER_NODES") or 1) < int(os.environ.get("RUNNER_REQUESTED_NODES") or 1)
-    if wanted is not None and not resized and job.run.attempt_number > 1:  # the metrics of a long run are large
+    if settings["global_batch_size"] is not None and not resized and job.run.attempt_number > 1:
+        # only where it matters: the metrics of a long run are large
         before = {each.get("processes", world_size) for each in headers(job.run.metrics)}
         resized = before not in (set(), {world_size})
+    if settings["micro_batch"] is not None or probing():
+        from training import micro_batch
+
+        micro_batch.settle(settings, job.run, job.processes, length, resized)
+    wanted = settings["global_batch_size"]
+    micro, accumulation = settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]
     batch = plan(micro, accumulation, world_size, length, wanted, nearest=resized)
     if wanted not in (None, batch.sequences) and job.processes.first:
         print(
