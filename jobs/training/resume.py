@@ -124,6 +124,16 @@ def is_finished(checkpoint: Checkpoint | None, config: Any) -> bool:
     return bool(same_epochs and checkpoint.step >= state.get("max_steps", checkpoint.step + 1))
 
 
+def model_at_end(checkpoint: Checkpoint, config: Any) -> Path:
+    """Return the checkpoint whose model a finished training leaves: the best one if the training was to load it.
+
+    A best checkpoint that is not complete does not count.
+    """
+    state = json.loads((checkpoint.path / "trainer_state.json").read_text(encoding="utf-8"))
+    best = state.get("best_model_checkpoint") if config.load_best_model_at_end else None
+    return Path(best) if best and marker.missing_or_cut(Path(best)) is None else checkpoint.path
+
+
 def check_old_torch(allowed: bool) -> None:
     """Raise JobError if transformers refuses to load a checkpoint with this torch and the user does not allow it.
 

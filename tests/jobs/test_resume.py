@@ -1,5 +1,6 @@
 """A job resumes from the newest checkpoint that is whole to the last byte, and says which it has passed over."""
 
+import json
 import shutil
 import threading
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from training import (  # noqa: E402
     same_model,
 )
 from training.errors import JobError  # noqa: E402
+from training.heartbeat import Heartbeat  # noqa: E402
+from training.job import Job  # noqa: E402
 from training.processes import Processes  # noqa: E402
 from training.run import RunFolder  # noqa: E402
 
@@ -261,6 +264,25 @@ def test_a_checkpoint_that_is_being_replaced_is_not_lost(tmp_path: Path, monkeyp
     assert checkpoint is not None and checkpoint.path == folder / "checkpoint-3"
     saver.attach(trainer)
     assert [path.name for path in folder.iterdir()] == ["checkpoint-3"]
+
+
+@pytest.mark.parametrize(("damaged", "model"), [(False, "2"), (True, "10")])
+def test_started_again_after_its_end_a_run_keeps_its_best_model(folder: Path, damaged: bool, model: str) -> None:
+    """With --load_best_model_at_end; the best checkpoint may have been removed by hand."""
+    state = {"best_model_checkpoint": str(folder / "checkpoint-2")}
+    (folder / "checkpoint-10" / "trainer_state.json").write_text(json.dumps(state))
+    for step in (2, 10):
+        (folder / f"checkpoint-{step}" / "model.safetensors").write_text(str(step))
+        (folder / f"checkpoint-{step}" / marker.MARKER).unlink()
+        written(folder / f"checkpoint-{step}", step)
+    if damaged:
+        (folder / "checkpoint-2" / "model.safetensors").unlink()
+    trainer = FakeTrainer(folder)
+    trainer.args = SimpleNamespace(output_dir=str(folder), max_steps=10, load_best_model_at_end=True)
+    run = run_folder(folder)
+    run.attempt.mkdir()
+    final = Job("sft", run, ALONE, Heartbeat(run, ALONE)).save_final(trainer, found(folder))
+    assert (final / "model.safetensors").read_text() == model
 
 
 def test_an_old_torch_resumes_only_where_the_user_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
