@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 from collections.abc import Sequence
@@ -63,8 +64,15 @@ class JobArguments:
 
 
 def or_demo(argv: Sequence[str], job: Job) -> list[str]:
-    """Return the arguments; if they choose neither a model nor data, with the demo's `--config` in front of them."""
+    """Return the arguments; if they choose neither a model nor data, with the demo's `--config` in front of them.
+
+    A variable of `--variables` chooses as well.
+    """
+    before = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    before.add_argument("--variables", nargs="*", default=[])
+    found, _ = before.parse_known_args(argv)
     names = {word.split("=")[0].lstrip("-").replace("-", "_") for word in argv if word.startswith("-")}
+    names.update(settings_module.from_variables(found.variables, os.environ))
     if names & CHOICES or names & {"h", "help"}:
         return list(argv)
     from training import demo

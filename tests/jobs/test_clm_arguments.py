@@ -118,6 +118,16 @@ def test_a_variable_named_for_it_has_the_last_word(corpus: Path, monkeypatch: py
     assert from_variables(names, {"CHECKPOINT_DIR": "/x"}) == {"output_dir": ("CHECKPOINT_DIR", "/x")}
 
 
+def test_nothing_of_the_demo_is_in_a_training_that_variables_choose(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TYPE", "gpt2")
+    monkeypatch.setenv("DATA", str(corpus))
+    settings = read(corpus.parent, "--tokenizer_name=x", "--variables", "TYPE=model_type", "DATA=train_file")
+    assert (settings["train_file"], settings.sources["train_file"]) == (str(corpus), "variable DATA")
+    assert [name for name, source in settings.sources.items() if source.startswith("config")] == []
+
+
 def test_names_that_run_clm_has_had_over_the_years_are_taken(corpus: Path) -> None:
     words = ("--torch_dtype=bfloat16", "--dataset-config-name=x", "--low_cpu_mem_usage", "--no_keep_linebreaks")
     settings = read(corpus.parent, *SCRATCH, f"--train_file={corpus}", *words)
