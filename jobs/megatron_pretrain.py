@@ -8,6 +8,7 @@ the image ngc-megatron). Each rank runs this script. Nothing of Megatron is chan
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -60,14 +61,27 @@ def main(argv: Sequence[str]) -> int:
 
 
 def arguments(words: Sequence[str]) -> list[str]:
-    """Return the words; after a restart, `--load` names the run's own checkpoints."""
+    """Return the words; after a restart, they resume from the run's own checkpoints."""
     found = list(words)
     if "--data-cache-path" not in found and os.environ.get("RUNNER_CACHE"):
         found += ["--data-cache-path", os.environ["RUNNER_CACHE"] + "/megatron"]
     saved = value(found, "--save")
     if saved and (Path(saved) / TRACKER).is_file():
+        if ATTEMPT.name != "1":
+            found = without_start(found)
         found += ["--load", saved]
     return found
+
+
+def without_start(words: Sequence[str]) -> list[str]:
+    """Return the words without those that only start from a checkpoint, say of another run, instead of resuming."""
+    not_saved = {word.replace("save", "load") for word in words if word.startswith("--no-save-")}
+    dropped = {"--ckpt-step", "--finetune", *({"--no-load-optim", "--no-load-rng"} - not_saved)}
+    return [
+        word
+        for before, word in itertools.pairwise(["", *words])
+        if before != "--ckpt-step" and word.partition("=")[0] not in dropped
+    ]
 
 
 def leave() -> None:

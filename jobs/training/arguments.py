@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 from collections.abc import Sequence
@@ -63,8 +64,15 @@ class JobArguments:
 
 
 def or_demo(argv: Sequence[str], job: Job) -> list[str]:
-    """Return the arguments; if they choose neither a model nor data, with the demo's `--config` in front of them."""
+    """Return the arguments; if they choose neither a model nor data, with the demo's `--config` in front of them.
+
+    A variable of `--variables` chooses as well.
+    """
+    before = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    before.add_argument("--variables", nargs="*", default=[])
+    found, _ = before.parse_known_args(argv)
     names = {word.split("=")[0].lstrip("-").replace("-", "_") for word in argv if word.startswith("-")}
+    names.update(settings_module.from_variables(found.variables, os.environ))
     if names & CHOICES or names & {"h", "help"}:
         return list(argv)
     from training import demo
@@ -155,18 +163,19 @@ def plan_batch(settings: Settings, job: Job, length: int | None) -> Batch:
             "gradient accumulation is computed from the global batch size",
             "remove one of them",
         )
-    if settings["micro_batch"] is not None or probing():
-        from training import micro_batch
-
-        micro_batch.settle(settings, job.run, job.processes, length)
-    wanted = settings["global_batch_size"]
-    micro, accumulation = settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]
     world_size = job.processes.world_size
     # an attempt on fewer nodes (min_nodes) runs, with another batch if need be, and so does one that continues it
     resized = int(os.environ.get("RUNNER_NODES") or 1) < int(os.environ.get("RUNNER_REQUESTED_NODES") or 1)
-    if wanted is not None and not resized and job.run.attempt_number > 1:  # the metrics of a long run are large
+    if settings["global_batch_size"] is not None and not resized and job.run.attempt_number > 1:
+        # only where it matters: the metrics of a long run are large
         before = {each.get("processes", world_size) for each in headers(job.run.metrics)}
         resized = before not in (set(), {world_size})
+    if settings["micro_batch"] is not None or probing():
+        from training import micro_batch
+
+        micro_batch.settle(settings, job.run, job.processes, length, resized)
+    wanted = settings["global_batch_size"]
+    micro, accumulation = settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]
     batch = plan(micro, accumulation, world_size, length, wanted, nearest=resized)
     if wanted not in (None, batch.sequences) and job.processes.first:
         print(

@@ -163,13 +163,16 @@ class CompleteCheckpoints(TrainerCallback):
             shutil.rmtree(pending.folder.parent, ignore_errors=True)
             raise failure
         marker.write(pending.folder, found, {"step": pending.step, **self.facts})
+        replaced = pending.path.with_name(f".{pending.path.name}{resume.REPLACED}")
         if pending.path.exists():  # incomplete, or of an earlier attempt
-            _remove(pending.path)
+            shutil.rmtree(replaced, ignore_errors=True)
+            pending.path.rename(replaced)
         pending.folder.rename(pending.path)
         pending.folder.parent.rmdir()
         files.sync_folder(pending.path.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
         self._report(pending, sum(entry.size_bytes for entry in found.values()))
-        if self.keep:
+        if self.keep and self.keep > 0:  # as in transformers, 0 and less keep all
             remove_old(pending.path.parent, self.keep, pending.best)
 
     def _report(self, pending: Pending, size_bytes: int) -> None:
@@ -203,7 +206,7 @@ def _remove(path: Path) -> None:
 
 def _sweep(folder: Path) -> None:
     """Remove what a killed attempt was writing or removing."""
-    for pattern in (".checkpoint-*.partial", ".checkpoint-*.removing"):
+    for pattern in (".checkpoint-*.partial", ".checkpoint-*.removing", f".checkpoint-*{resume.REPLACED}"):
         for path in folder.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)
 

@@ -166,7 +166,7 @@ class Job:
     def save_final(self, trainer: Trainer, checkpoint: Checkpoint | None) -> Path:
         """Write the model, tokenizer and chat template to `final`, which replaces an older one once it is complete.
 
-        If an earlier start took the last step, the weights are those of its checkpoint.
+        If an earlier start took the last step, the weights are those of its checkpoint, or of its best one.
         """
         path = Path(trainer.args.output_dir) / "final"
         partial = path.with_name(f".{path.name}.partial")
@@ -175,7 +175,7 @@ class Job:
             ended = checkpoint
             if self.processes.first:
                 print(f"step {ended.step} was the last step, so no training is left to do", flush=True)
-            once(self.processes, lambda: resume.copy_model(ended.path, partial))
+            once(self.processes, lambda: resume.copy_model(resume.model_at_end(ended, trainer.args), partial))
         else:
             trainer.save_model(str(partial))
         barrier(self.processes)

@@ -29,10 +29,11 @@ GRACE_SECONDS = 5.0  # a child fails where another rank's has just run out of me
 OUTCOME = "outcome"  # key in the store: what fits, of the first rank that ran out of memory
 
 
-def settle(settings: Settings, run: RunFolder, peers: Processes, length: int | None) -> None:
+def settle(settings: Settings, run: RunFolder, peers: Processes, length: int | None, nearest: bool = False) -> None:
     """Set per_device_train_batch_size, and for `auto` the accumulation, from `--micro_batch`.
 
     Call it before there is a process group and before the GPU is used. `length`: tokens of the longest sequence.
+    `nearest`: see batch.plan.
     """
     if probing():
         return probe.settle(settings)
@@ -62,7 +63,7 @@ def settle(settings: Settings, run: RunFolder, peers: Processes, length: int | N
     step = settings.get("global_batch_size") or (
         settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"] * peers.world_size
     )
-    each = batch.plan(1, 1, peers.world_size, None, step).accumulation  # sequences of one process in a step
+    each = batch.plan(1, 1, peers.world_size, None, step, nearest).accumulation  # sequences of one process in a step
     micro = _find(settings, run, peers, each, length)
     settings.derive("per_device_train_batch_size", micro, "micro_batch auto")
     settings.derive("gradient_accumulation_steps", each // micro, "from global_batch_size")

@@ -53,7 +53,8 @@ class BlockTrainer(Trainer):
         if rows is None:
             return super().prediction_step(model, inputs, *args, **kwargs)
         place = self.rounds * self.args.world_size + self.args.process_index
-        again = rows < place * self.args.eval_batch_size
+        places = place * self.args.eval_batch_size + torch.arange(len(rows), device=rows.device)
+        again = places >= len(self.eval_dataset)
         inputs["labels"] = inputs["labels"].masked_fill(again[:, None], -100)
         loss, *others = super().prediction_step(model, inputs, *args, **kwargs)
         kept = int((~again).sum())

@@ -17,6 +17,7 @@ from training.marker import MARKER
 from training.processes import Processes, gather, once
 
 FOLDER = re.compile(r"checkpoint-(\d+)")
+REPLACED = ".replaced"  # ending of a checkpoint's hidden name while another one of the same step takes its place
 TRAINING_STATE = (
     *("optimizer.*", "scheduler.pt", "scaler.pt", "rng_state*", "trainer_state.json", "latest*", "zero_to_*.py"),
     MARKER,
@@ -41,6 +42,7 @@ def find(
     with `verify` all ranks together also read and hash every file.
     """
     named = _is_named(wanted)
+    once(processes, lambda: _put_back(folder))
     candidates = once(processes, lambda: _candidates(folder, named, wanted, automatic))
     for checkpoint, fault in candidates:
         if checkpoint is not None:
@@ -59,6 +61,14 @@ def find(
         if processes.first:
             print(f"skipped {fault}", flush=True)
     return None
+
+
+def _put_back(folder: Path) -> None:
+    """Give a checkpoint its name back if the attempt was killed before the new one took its place."""
+    for replaced in folder.glob(f".checkpoint-*{REPLACED}"):
+        path = replaced.with_name(replaced.name.removeprefix(".").removesuffix(REPLACED))
+        if not path.exists() and marker.missing_or_cut(replaced) is None:
+            replaced.rename(path)
 
 
 def _is_named(wanted: str | None) -> bool:
@@ -112,6 +122,16 @@ def is_finished(checkpoint: Checkpoint | None, config: Any) -> bool:
     state = json.loads((checkpoint.path / "trainer_state.json").read_text(encoding="utf-8"))
     same_epochs = state.get("num_train_epochs") == math.ceil(config.num_train_epochs)
     return bool(same_epochs and checkpoint.step >= state.get("max_steps", checkpoint.step + 1))
+
+
+def model_at_end(checkpoint: Checkpoint, config: Any) -> Path:
+    """Return the checkpoint whose model a finished training leaves: the best one if the training was to load it.
+
+    A best checkpoint that is not complete does not count.
+    """
+    state = json.loads((checkpoint.path / "trainer_state.json").read_text(encoding="utf-8"))
+    best = state.get("best_model_checkpoint") if config.load_best_model_at_end else None
+    return Path(best) if best and marker.missing_or_cut(Path(best)) is None else checkpoint.path
 
 
 def check_old_torch(allowed: bool) -> None:

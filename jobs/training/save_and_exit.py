@@ -50,6 +50,15 @@ class SaveAndExit(TrainerCallback):
         self.reason = self.signal_name or (str(self.flag) if self.processes.first else "another rank")
         control.should_log = True  # otherwise the losses since the last log step are lost
         control.should_training_stop = True
+        if state.global_step < state.max_steps:
+            # the evaluation would come before the save, and may outlast the job; with `best`, it decides about the save
+            control.should_evaluate = False
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self.reason and state.global_step < state.max_steps:  # saved already; the epoch may not even be over
+            control.should_evaluate = control.should_save = False
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

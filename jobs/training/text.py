@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import gzip
+import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from training import dataset
 from training.errors import JobError, near_miss
 from training.processes import Processes, once
+from training.token_cache import documents
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -69,18 +70,23 @@ def named(name: str) -> tuple[Path, ...]:
 
 
 def first_row(path: Path) -> Mapping[str, Any]:
-    """Return the first row of a file, for its columns; of Parquet only the schema is read."""
-    kind = Path(path.stem).suffix.lower() if path.suffix == ".gz" else path.suffix.lower()
+    """Return the first row of a file, for its columns; of Parquet and Arrow only the schema is read."""
+    kind = Path(path.stem if path.suffix in documents.COMPRESSED else path).suffix.lower()
     if kind == ".txt":
         return {"text": ""}
     if kind == ".parquet":
         from pyarrow import parquet
 
-        schema = parquet.read_schema(path)
-        return {field.name: "" if str(field.type).endswith("string") else None for field in schema}
+        return _texts_of(parquet.read_schema(path))
+    if kind == ".arrow":
+        import pyarrow
+
+        with pyarrow.memory_map(str(path)) as source, pyarrow.ipc.open_stream(source) as stream:
+            return _texts_of(stream.schema)
     try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+        with io.TextIOWrapper(documents.opened(path), encoding="utf-8") as file:
             if kind == ".csv":
+                csv.field_size_limit(documents.CSV_FIELD_BYTES)
                 return next(csv.DictReader(file), {})
             start = file.readline()
             row = json.loads(start if not start.lstrip().startswith("[") else start + file.read())
@@ -92,6 +98,10 @@ def first_row(path: Path) -> Mapping[str, Any]:
         ) from error
     row = row[0] if isinstance(row, list) and row else row
     return row if isinstance(row, Mapping) else {}
+
+
+def _texts_of(schema: Any) -> Mapping[str, Any]:
+    return {field.name: "" if str(field.type).endswith("string") else None for field in schema}
 
 
 def _of_datasets(data: DataArguments, model: ModelArguments, processes: Processes) -> dict[str, Text]:
@@ -124,7 +134,13 @@ def _load(data: DataArguments, model: ModelArguments) -> Mapping[str, Any]:
 def _stream(name: str, keep_linebreaks: bool) -> Any:
     import datasets
 
-    reader = dataset.READERS[Path(name).suffix.lower()]
+    reader = dataset.READERS.get(Path(name).suffix.lower())
+    if reader is None:
+        raise JobError(
+            f"cannot stream {name!r}",
+            f"with --streaming, the name of the file must end in one of {', '.join(dataset.READERS)}",
+            "remove --streaming, or convert the file to one of these formats",
+        )
     options = {"keep_linebreaks": keep_linebreaks} if reader == "text" else {}
     paths = [str(path) for path in named(name)]
     try:

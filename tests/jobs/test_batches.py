@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from training import arguments
+from training import arguments, micro_batch
 from training import batch as batches
 from training.errors import JobError
 from training.processes import Processes
@@ -45,17 +45,23 @@ def test_a_global_batch_that_does_not_divide_is_refused_with_its_neighbours(glob
 
 
 @pytest.mark.parametrize(("nodes", "requested"), [("3", "4"), ("3", "3"), ("3", None)])
-@pytest.mark.parametrize("attempt", [1, 2])
+@pytest.mark.parametrize(("attempt", "micro"), [(1, None), (2, None), (1, "auto")])
 def test_on_fewer_nodes_than_requested_the_nearest_global_batch_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: str, requested: str | None, attempt: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    nodes: str,
+    requested: str | None,
+    attempt: int,
+    micro: str | None,
 ) -> None:
     """A node may be lost, or fail a check, before a step has been trained: no metrics tell that."""
+    monkeypatch.setattr(micro_batch, "_find", lambda settings, run, peers, each, length: each)  # all of them fit
     monkeypatch.setenv("RUNNER_NODES", nodes)
     monkeypatch.delenv("RUNNER_REQUESTED_NODES", raising=False)
     if requested:
         monkeypatch.setenv("RUNNER_REQUESTED_NODES", requested)
     values = {"global_batch_size": 8, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
-    settings = Settings({**values, "micro_batch": None}, {"global_batch_size": "command line"})
+    settings = Settings({**values, "micro_batch": micro}, {"global_batch_size": "command line"})
     run = RunFolder(tmp_path, tmp_path / f"attempts/{attempt}", tmp_path / "save", tmp_path / "cache", by_hand=False)
     job: Any = SimpleNamespace(run=run, processes=Processes(0, 0, 3, 1, "torchrun"))
     if requested == "4":

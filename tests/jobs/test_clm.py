@@ -5,11 +5,16 @@ import math
 import urllib.request
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.training
+
+from accelerate.data_loader import BatchSamplerShard  # noqa: E402
+from torch.utils.data import BatchSampler  # noqa: E402
+from transformers import Trainer  # noqa: E402
 
 from tests.jobs import small  # noqa: E402
 from tests.jobs.conftest import Attempt, Launcher  # noqa: E402
@@ -17,7 +22,7 @@ from tests.jobs.hub import serving  # noqa: E402
 from tests.jobs.test_sft import wait_for_step  # noqa: E402
 from training import demo  # noqa: E402
 from training.blocks import Stream  # noqa: E402
-from training.perplexity import perplexity  # noqa: E402
+from training.perplexity import ROW, BlockTrainer, perplexity  # noqa: E402
 from training.processes import Processes  # noqa: E402
 from training.text import Text  # noqa: E402
 from training.token_cache import cache  # noqa: E402
@@ -185,6 +190,25 @@ def test_gpt2_reaches_a_perplexity_of_about_20_on_wikitext_2(clm: Launcher, tmp_
 def test_perplexity_of_a_diverged_model_is_infinite() -> None:
     assert perplexity(0.0) == 1.0
     assert perplexity(1e6) == math.inf
+
+
+@pytest.mark.parametrize("blocks", [3, 4, 9, 16])
+def test_blocks_that_fill_the_last_round_are_not_counted_again(monkeypatch: pytest.MonkeyPatch, blocks: int) -> None:
+    """Two processes and batches of 4. With fewer blocks than a batch, accelerate repeats them in the first one too."""
+    shards = (BatchSamplerShard(BatchSampler(range(blocks), 4, drop_last=False), 2, rank) for rank in range(2))
+    monkeypatch.setattr(Trainer, "prediction_step", lambda trainer, model, inputs: (torch.ones(()), None, None))
+    counted = []
+    for rank, shard in enumerate(shards):
+        trainer = object.__new__(BlockTrainer)
+        trainer.args = SimpleNamespace(world_size=2, process_index=rank, eval_batch_size=4)
+        trainer.eval_dataset = range(blocks)
+        trainer.rounds, trainer.blocks_counted, trainer.loss_sum = 0, 0, 0.0
+        for rows in shard:
+            inputs = {"labels": torch.zeros(4, 2, dtype=torch.int64), ROW: torch.tensor(rows)}
+            trainer.prediction_step(None, inputs)
+            counted += [row for row, (label, _) in zip(rows, inputs["labels"].tolist(), strict=True) if label == 0]
+        assert trainer.loss_sum == trainer.blocks_counted
+    assert sorted(counted) == list(range(blocks))
 
 
 def test_the_loss_of_a_block_is_divided_as_the_page_says(tmp_path: Path) -> None:

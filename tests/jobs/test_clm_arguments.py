@@ -118,6 +118,16 @@ def test_a_variable_named_for_it_has_the_last_word(corpus: Path, monkeypatch: py
     assert from_variables(names, {"CHECKPOINT_DIR": "/x"}) == {"output_dir": ("CHECKPOINT_DIR", "/x")}
 
 
+def test_nothing_of_the_demo_is_in_a_training_that_variables_choose(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TYPE", "gpt2")
+    monkeypatch.setenv("DATA", str(corpus))
+    settings = read(corpus.parent, "--tokenizer_name=x", "--variables", "TYPE=model_type", "DATA=train_file")
+    assert (settings["train_file"], settings.sources["train_file"]) == (str(corpus), "variable DATA")
+    assert [name for name, source in settings.sources.items() if source.startswith("config")] == []
+
+
 def test_names_that_run_clm_has_had_over_the_years_are_taken(corpus: Path) -> None:
     words = ("--torch_dtype=bfloat16", "--dataset-config-name=x", "--low_cpu_mem_usage", "--no_keep_linebreaks")
     settings = read(corpus.parent, *SCRATCH, f"--train_file={corpus}", *words)
@@ -170,6 +180,7 @@ def test_the_column_is_text_or_the_only_one(row: dict[str, object], given: str |
 
 def test_the_first_row_is_seen_in_every_kind_of_file(tmp_path: Path) -> None:
     import gzip
+    import lzma
 
     import pyarrow
     from pyarrow import parquet
@@ -178,13 +189,25 @@ def test_the_first_row_is_seen_in_every_kind_of_file(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(lines + "\n")
     (tmp_path / "a.json").write_text(f"[\n{lines}\n]")
     (tmp_path / "a.csv").write_text("body,n\nx,1\n")
+    (tmp_path / "long.csv").write_text(f"body,n\n{'x' * 200_000},1\n")
     (tmp_path / "a.txt").write_text("x\n")
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
-    parquet.write_table(pyarrow.table({"body": ["x"], "n": [1]}), tmp_path / "a.parquet")
+    (tmp_path / "a.jsonl.xz").write_bytes(lzma.compress(lines.encode()))
+    with pyarrow.CompressedOutputStream(str(tmp_path / "a.jsonl.zst"), "zstd") as file:
+        file.write(lines.encode())
+    table = pyarrow.table({"body": ["x"], "n": [1]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pyarrow.ipc.new_stream(str(tmp_path / "a.arrow"), table.schema) as stream:
+        stream.write_table(table)
     for path in tmp_path.iterdir():
         row = text.first_row(path)
         assert isinstance(row["text" if path.suffix == ".txt" else "body"], str), path
         assert not isinstance(row.get("n"), str) or path.suffix == ".csv", path
+
+
+def test_a_compressed_file_is_not_streamed() -> None:
+    with pytest.raises(JobError, match="cannot stream"):
+        text._stream("corpus.jsonl.gz", keep_linebreaks=True)
 
 
 def test_the_job_files_of_clm_name_arguments_that_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

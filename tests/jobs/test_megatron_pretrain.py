@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import megatron_pretrain
 from tests.end_to_end.conftest import Runner, clean_environ, write
 from tests.jobs.conftest import JOBS, Launcher
 from tests.waiting import until
@@ -124,6 +125,21 @@ def test_it_resumes_from_its_own_checkpoints(home: Path, tmp_path: Path) -> None
     assert f"loaded checkpoint from {old} at iteration 3" in first.stdout, first.stderr
     second = alone(home, run, *words, "9")
     assert f"loaded checkpoint from {run}/checkpoints at iteration 6" in second.stdout, second.stderr
+
+
+def test_a_restart_does_not_start_from_weights_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--finetune and its like set the iteration back to 0, or leave out what was saved with it."""
+    monkeypatch.delenv("RUNNER_CACHE", raising=False)
+    (tmp_path / megatron_pretrain.TRACKER).write_text("6")
+    start = ("--finetune", "--no-load-optim", "--no-load-rng", "--ckpt-step", "3")
+    words = ("--save", str(tmp_path), "--load", "/base", *start, "--bf16")
+    own = ["--save", str(tmp_path), "--load", "/base", "--bf16", "--load", str(tmp_path)]
+    monkeypatch.setattr(megatron_pretrain, "ATTEMPT", tmp_path / "attempts" / "2")
+    assert megatron_pretrain.arguments(words) == own
+    unsaved = ["--no-save-optim", "--no-load-optim"]
+    assert megatron_pretrain.arguments([*unsaved, *words[:4], "--ckpt-step=3", "--bf16"]) == [*unsaved, *own]
+    monkeypatch.setattr(megatron_pretrain, "ATTEMPT", tmp_path / "attempts" / "1")
+    assert megatron_pretrain.arguments(words) == [*words, "--load", str(tmp_path)]
 
 
 def test_an_error_of_the_program_is_an_error(home: Path, tmp_path: Path) -> None:

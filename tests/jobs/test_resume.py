@@ -1,5 +1,6 @@
 """A job resumes from the newest checkpoint that is whole to the last byte, and says which it has passed over."""
 
+import json
 import shutil
 import threading
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from training import (  # noqa: E402
     same_model,
 )
 from training.errors import JobError  # noqa: E402
+from training.heartbeat import Heartbeat  # noqa: E402
+from training.job import Job  # noqa: E402
 from training.processes import Processes  # noqa: E402
 from training.run import RunFolder  # noqa: E402
 
@@ -203,12 +206,16 @@ class FakeTrainer:
         (folder / "trainer_state.json").write_text("{}")
 
 
+def run_folder(path: Path) -> RunFolder:
+    return RunFolder(path, path / "1", path / "flag", path / "cache", by_hand=False)
+
+
 def test_a_checkpoint_gets_its_name_with_its_marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed while it is hashed, it has a hidden name, which the next start removes: the disk does not fill."""
     hashing = threading.Event()
     digests = marker.digests
     monkeypatch.setattr(marker, "digests", lambda *words, **named: hashing.wait(600) and digests(*words, **named))
-    run = RunFolder(tmp_path, tmp_path / "1", tmp_path / "flag", tmp_path / "cache", by_hand=False)
+    run = run_folder(tmp_path)
     trainer, saver = FakeTrainer(tmp_path / "checkpoints"), checkpoints.CompleteCheckpoints(run, ALONE)
     saver.attach(trainer)
     trainer._save_checkpoint()
@@ -221,6 +228,61 @@ def test_a_checkpoint_gets_its_name_with_its_marker(tmp_path: Path, monkeypatch:
     assert marker.missing_or_cut(tmp_path / "checkpoints" / "checkpoint-3") is None
     checkpoints.CompleteCheckpoints(run, ALONE).attach(FakeTrainer(copy))
     assert list(copy.iterdir()) == []
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(1, [10]), (0, [2, 3, 9, 10]), (-1, [2, 3, 9, 10])])
+def test_a_limit_of_zero_or_less_keeps_all_checkpoints(folder: Path, limit: int, kept: list[int]) -> None:
+    trainer, saver = FakeTrainer(folder), checkpoints.CompleteCheckpoints(run_folder(folder), ALONE)
+    trainer.args.save_total_limit = limit
+    saver.attach(trainer)
+    trainer._save_checkpoint()
+    saver._finish()
+    assert {path.name for path in resume.by_age(folder)} == {f"checkpoint-{step}" for step in kept}
+
+
+def test_a_checkpoint_that_is_being_replaced_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same step is saved again, and the job is killed before the new checkpoint has its name."""
+    folder = tmp_path / "checkpoints"
+    trainer, saver = FakeTrainer(folder), checkpoints.CompleteCheckpoints(run_folder(tmp_path), ALONE)
+    saver.attach(trainer)
+    rename = Path.rename
+
+    def killed(path: Path, target: Path) -> Path:
+        if path.parent.name.endswith(".partial"):
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    for attempt in (1, 2):
+        trainer._save_checkpoint()
+        if attempt == 1:
+            saver._finish()
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        saver._finish()
+    monkeypatch.undo()
+    checkpoint = found(folder)
+    assert checkpoint is not None and checkpoint.path == folder / "checkpoint-3"
+    saver.attach(trainer)
+    assert [path.name for path in folder.iterdir()] == ["checkpoint-3"]
+
+
+@pytest.mark.parametrize(("damaged", "model"), [(False, "2"), (True, "10")])
+def test_started_again_after_its_end_a_run_keeps_its_best_model(folder: Path, damaged: bool, model: str) -> None:
+    """With --load_best_model_at_end; the best checkpoint may have been removed by hand."""
+    state = {"best_model_checkpoint": str(folder / "checkpoint-2")}
+    (folder / "checkpoint-10" / "trainer_state.json").write_text(json.dumps(state))
+    for step in (2, 10):
+        (folder / f"checkpoint-{step}" / "model.safetensors").write_text(str(step))
+        (folder / f"checkpoint-{step}" / marker.MARKER).unlink()
+        written(folder / f"checkpoint-{step}", step)
+    if damaged:
+        (folder / "checkpoint-2" / "model.safetensors").unlink()
+    trainer = FakeTrainer(folder)
+    trainer.args = SimpleNamespace(output_dir=str(folder), max_steps=10, load_best_model_at_end=True)
+    run = run_folder(folder)
+    run.attempt.mkdir()
+    final = Job("sft", run, ALONE, Heartbeat(run, ALONE)).save_final(trainer, found(folder))
+    assert (final / "model.safetensors").read_text() == model
 
 
 def test_an_old_torch_resumes_only_where_the_user_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:

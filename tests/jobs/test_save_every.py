@@ -15,6 +15,8 @@ pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
 pytestmark = pytest.mark.training
 
+from transformers import TrainerControl, TrainerState  # noqa: E402
+
 from tests.jobs.attempts import Start  # noqa: E402
 from tests.jobs.conftest import SMALL, Launcher  # noqa: E402
 from training import arguments, save_every  # noqa: E402
@@ -23,6 +25,7 @@ from training.errors import JobError  # noqa: E402
 from training.heartbeat import Heartbeat  # noqa: E402
 from training.job import Job  # noqa: E402
 from training.processes import ALONE  # noqa: E402
+from training.save_and_exit import SaveAndExit  # noqa: E402
 from training.save_every import best_interval, interval_after  # noqa: E402
 from training.settings import Settings  # noqa: E402
 
@@ -184,6 +187,24 @@ def test_saves_that_the_arguments_request_happen_as_well(
     job: Any = SimpleNamespace(run=folder(tmp_path), processes=ALONE)
     arguments.fit_machine(settings, job)
     assert (settings["save_strategy"], settings["save_total_limit"]) == (strategy, 2)
+
+
+@pytest.mark.parametrize(("step", "evaluates"), [(4, False), (9, True)])
+def test_asked_to_exit_it_saves_at_once_and_evaluates_after_the_last_step_only(
+    tmp_path: Path, step: int, evaluates: bool
+) -> None:
+    """transformers evaluates before it saves; with `best`, it saves only what is better than before."""
+    run = folder(tmp_path)
+    run.save_and_exit.parent.mkdir(parents=True)
+    run.save_and_exit.touch()
+    stop, control = SaveAndExit(run, ALONE), TrainerControl(should_evaluate=True)
+    state: Any = TrainerState(global_step=step, max_steps=9)
+    args: Any = None
+    stop.on_step_end(args, state, control)
+    assert (control.should_save, control.should_training_stop, control.should_evaluate) == (True, True, evaluates)
+    control = TrainerControl(should_evaluate=True, should_save=True)
+    stop.on_epoch_end(args, state, control)
+    assert (control.should_save, control.should_evaluate) == (evaluates, evaluates)
 
 
 def folder(path: Path) -> run_folder.RunFolder:

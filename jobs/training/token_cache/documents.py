@@ -19,6 +19,7 @@ from training.errors import JobError, near_miss
 KINDS = {".jsonl": "jsonl", ".json": "jsonl", ".txt": "text", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
 COMPRESSED = (".gz", ".xz", ".zst")
 BATCH_BYTES = 4 << 20
+CSV_FIELD_BYTES = 1 << 30  # of one document at most; Python's own limit is 128 KiB
 GROUPS = 16  # row groups of Parquet, or record batches of Arrow, in one piece
 
 
@@ -52,7 +53,7 @@ def kind_of(path: Path) -> str:
             "convert the file to one of these formats",
         )
     try:
-        with _opened(path) as file:
+        with opened(path) as file:
             head = file.read(4096)
     except (OSError, EOFError, lzma.LZMAError) as error:
         why = getattr(error, "strerror", None) or str(error)
@@ -134,7 +135,7 @@ def line_starts(path: Path, places: Iterable[int]) -> list[int]:
 
 def _blocks_of_lines(piece: Piece) -> Iterator[bytes]:
     """Yield whole lines, about BATCH_BYTES of them at a time."""
-    with _opened(Path(piece.path)) if piece.lines is None else io.BytesIO(piece.lines) as file:
+    with opened(Path(piece.path)) if piece.lines is None else io.BytesIO(piece.lines) as file:
         if piece.start:
             file.seek(piece.start)
         place = piece.start
@@ -149,7 +150,7 @@ def _blocks_of_lines(piece: Piece) -> Iterator[bytes]:
             yield block
 
 
-def _opened(path: Path) -> IO[bytes]:
+def opened(path: Path) -> IO[bytes]:
     if path.suffix == ".zst":
         import pyarrow  # part of every image, which the packages for Zstandard are not
 
@@ -160,7 +161,7 @@ def _opened(path: Path) -> IO[bytes]:
 
 def _text_of(piece: Piece) -> IO[str]:
     """Return a file of one piece as text, its line ends as they are."""
-    return io.TextIOWrapper(_opened(Path(piece.path)), encoding="utf-8", newline="")
+    return io.TextIOWrapper(opened(Path(piece.path)), encoding="utf-8", newline="")
 
 
 def _json_lines(piece: Piece) -> Iterator[list[Any]]:
@@ -239,7 +240,7 @@ def _bad_line(piece: Piece, lines: list[bytes]) -> JobError:
 
 def _number(piece: Piece, wanted: bytes) -> int:
     """Return the number of a line, from 1."""
-    with _opened(Path(piece.path)) as file:
+    with opened(Path(piece.path)) as file:
         return next((number for number, line in enumerate(file, 1) if line.rstrip(b"\n") == wanted), 0)
 
 
@@ -270,7 +271,7 @@ def _json_array(piece: Piece) -> Iterator[list[Any]]:
 def _csv(piece: Piece) -> Iterator[list[Any]]:
     import csv
 
-    csv.field_size_limit(1 << 30)
+    csv.field_size_limit(CSV_FIELD_BYTES)
     with _text_of(piece) as file:
         texts: list[Any] = []
         for row in csv.DictReader(file):
