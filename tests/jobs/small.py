@@ -1,6 +1,7 @@
 """What the trainings of the tests train on: the demo's model with few tokens, and the demo's text."""
 
 import sys
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ SMALL = "{small}"
 MODEL = f"{SMALL}/tiny-llama"
 CONVERSATIONS = f"{SMALL}/python-docs.jsonl"
 TEXTS = f"{SMALL}/python-docs-text.jsonl"
+_one_at_a_time = threading.Lock()  # two threads must not import transformers: it loads its classes later, one by one
 
 
 def filled(words: Iterable[str], cache: Path) -> tuple[str, ...]:
@@ -19,10 +21,11 @@ def filled(words: Iterable[str], cache: Path) -> tuple[str, ...]:
 
 def small(cache: Path) -> Path:
     """Return the folder, made once per cache."""
-    sys.path.insert(0, str(JOBS))
-    try:
-        from training import demo
-    finally:
-        sys.path.remove(str(JOBS))
-    demo.write(cache / "small", vocabulary=512)
+    with _one_at_a_time:
+        sys.path.insert(0, str(JOBS))
+        try:
+            from training import demo
+        finally:
+            sys.path.remove(str(JOBS))
+        demo.write(cache / "small", vocabulary=512)
     return cache / "small"
