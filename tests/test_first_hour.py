@@ -107,8 +107,10 @@ def test_a_shell_of_a_waiting_run_says_that_it_takes_an_allocation_of_its_own(tm
     assert said == ["x-0001 is not running (PENDING): requesting a separate allocation for this shell"]
 
 
-@pytest.mark.parametrize(("own", "requested", "contained"), [("host", None, False), ("sarus", None, True),
-                                                            ("sarus", "host", False), ("", None, True)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("own", "requested", "contained"),
+    [("host", None, False), ("sarus", None, True), ("sarus", "host", False), ("", None, True)],
+)
 def test_a_shell_of_a_run_promises_a_container_only_if_its_engine_has_one(
     tmp_path, monkeypatch, own, requested, contained
 ):

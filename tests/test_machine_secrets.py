@@ -164,6 +164,9 @@ NETRC = f"machine github.com\n  login me\n  password of-github\nmachine api.wand
         # a variable that is set, even to nothing, keeps its value
         ({".cache/huggingface/token": LOGIN, ".netrc": NETRC}, {"HF_TOKEN": "", "WANDB_API_KEY": "of-the-shell"},
          ("", "of-the-shell")),
+        # so does a line of the file
+        ({".cache/huggingface/token": LOGIN, ".config/runner/secrets": "HF_TOKEN=\n"}, {"XDG_CONFIG_HOME": ""},
+         ("", "")),
     ],
 )  # fmt: skip
 def test_logins_in_the_home_folder_reach_the_job_and_no_record(
@@ -173,6 +176,7 @@ def test_logins_in_the_home_folder_reach_the_job_and_no_record(
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o600)
     home = {**environ, "HOME": str(tmp_path), "PATH": os.defpath}
     home |= {name: value.format(home=tmp_path) for name, value in variables.items()}
     payload = Path(secrets.__file__).parents[1] / "runs/payload/secrets.sh"

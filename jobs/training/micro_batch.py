@@ -1,7 +1,7 @@
 """`--micro_batch N|auto`: sequences of one process in one forward pass; `auto` is the largest number that fits.
 
 `auto` starts this script again on every rank, as a child that trains a few steps on full-length sequences with one size
-after another (probe.py). If a size runs out of memory on one rank, the others would wait in a collective for ever: this
+after another (probe.py). If a size runs out of memory on one rank, the others would wait in a collective forever: this
 process ends its child then. accelerate's `find_executable_batch_size` decides for one process alone.
 """
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import lzma
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +94,10 @@ def first_row(path: Path) -> Mapping[str, Any]:
             row = json.loads(start if not start.lstrip().startswith("[") else start + file.read())
     except UnicodeDecodeError as error:
         raise dataset.not_utf8(str(path), error) from error
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+        raise JobError(
+            f"cannot read {str(path)!r}", str(error), "check that the file is complete, and how it was compressed"
+        ) from error
     except ValueError as error:
         raise JobError(
             f"{str(path)!r} is not valid JSON", str(error), "write one object per line, or a list of objects"

@@ -63,7 +63,7 @@ def slurm_configuration(environ: Mapping[str, str]) -> Path | None:
         if named
         else ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/opt/slurm/etc/slurm.conf")
     )
-    return next((Path(place) for place in places if files.exists(place)), None)
+    return next((Path(place) for place in places if files.is_file(place)), None)
 
 
 def _slurm_answers(environ: Mapping[str, str]) -> bool:

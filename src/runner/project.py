@@ -93,7 +93,7 @@ def find_project(start: Path | None = None) -> Project:
     here = (start or Path.cwd()).resolve()
     shipped = shipped_folder()
     for folder in (here, *here.parents):
-        if files.exists(folder / "runner.toml"):
+        if files.is_file(folder / "runner.toml"):
             return Project(folder, shipped, here)
         if files.exists(folder / ".git"):
             if _has_parts(folder):

@@ -250,8 +250,15 @@ def run_cell(browser: Browser, text: str) -> None:
         assert time.monotonic() < deadline, browser.run("document.body.innerText")
         browser.run(f"{cell}?.focus()")
         for kind in ("keyDown", "keyUp"):
-            browser.ask("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", modifiers=8,
-                        windowsVirtualKeyCode=13, text="\r")  # fmt: skip
+            browser.ask(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key="Enter",
+                code="Enter",
+                modifiers=8,
+                windowsVirtualKeyCode=13,
+                text="\r",
+            )
         time.sleep(0.5)
 
 

@@ -107,10 +107,13 @@ def test_scripts_that_only_look_wrong_have_no_findings(place, linter, name):
     assert seen(linter(), written(place, f"#!/bin/bash\n#SBATCH --nodes=2\n{HARMLESS[name]}", "job.sh")) == []
 
 
-@pytest.mark.parametrize(("options", "reason"), [
-    ("-n 8", "a task cannot see the GPUs of the node's other tasks, but NCCL must see them"),
-    ("-n $N", "if a node has several tasks, none of them sees the GPUs of the others, but NCCL must see them"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ("-n 8", "a task cannot see the GPUs of the node's other tasks, but NCCL must see them"),
+        ("-n $N", "if a node has several tasks, none of them sees the GPUs of the others, but NCCL must see them"),
+    ],
+)
 def test_gpus_per_task_says_no_more_than_the_script_tells(place, linter, options, reason):
     script = written(place, f"#!/bin/bash\nsrun {options} --gpus-per-task=1 true\n", "job.sh")
     assert [each.reason for checked in linter().check(script) for each in checked.findings] == [reason]

@@ -18,7 +18,7 @@ FAKETIME = Path("/usr/lib") / f"{os.uname().machine}-linux-gnu" / "faketime" / "
 
 
 def rank_killed(case: Case) -> Outcome:
-    """By kill -9; the other one waits for it for ever."""
+    """By kill -9; the other one waits for it forever."""
     case.keeps = True
     case.start()
     os.kill(case.pid_of(case.chance.randrange(2)), signal.SIGKILL)

@@ -155,7 +155,7 @@ class Store:
 def test_another_rank_that_ran_out_of_memory_is_the_answer_of_a_child_that_hangs_or_fails(
     ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other children wait in a collective for ever, or fail a moment before that rank has said why."""
+    """The other children wait in a collective forever, or fail a moment before that rank has said why."""
     child = tmp_path / "child.py"
     child.write_text(f"import sys, time\n{ending}\nopen(sys.argv[1], 'w')\n")
     monkeypatch.setattr(sys, "argv", [str(child)])
@@ -179,7 +179,7 @@ def test_another_error_of_a_try_is_shown_in_its_own_words(tmp_path: Path, monkey
 
 @pytest.mark.training
 def test_an_answer_counts_for_its_own_question_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child here stands for a probe: it finds room for every size, and notes that it was started."""
+    """The child here stands for a probe: it finds room forevery size, and notes that it was started."""
     pytest.importorskip("torch")
     child = tmp_path / "child.py"
     child.write_text(
@@ -277,7 +277,7 @@ search = probe.Search([1, 2, 4, 8])
 while True:
     if search.size > 2 and os.environ["RANK"] == "1":
         probe.out_of_memory(search, RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"))
-    torch.distributed.all_reduce(torch.zeros(1))  # the other rank waits here for ever, or fails
+    torch.distributed.all_reduce(torch.zeros(1))  # the other rank waits here forever, or fails
     search.done(1, 100)
 """
 PARENT = """

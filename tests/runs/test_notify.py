@@ -154,8 +154,14 @@ def test_a_file_of_secrets_may_have_windows_line_endings(tmp_path: Path) -> None
     folder = write_run(tmp_path / "a-1", shell_job("true"))
     file = secrets_file(tmp_path, "HF_TOKEN=correct-horse-battery\r\nOTHER=!echo staple\r\n")
     program = '. payload/secrets.sh; read_secrets_file; printf "%s|" "$HF_TOKEN" "$OTHER"'
-    done = subprocess.run(("bash", "-c", program), cwd=folder, env={**os.environ, "RUNNER_SECRETS": file,
-                          "HF_TOKEN": ""}, capture_output=True, text=True, check=True)  # fmt: skip
+    done = subprocess.run(
+        ("bash", "-c", program),
+        cwd=folder,
+        env={**os.environ, "RUNNER_SECRETS": file, "HF_TOKEN": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout == "correct-horse-battery|staple|"
 
 

@@ -276,7 +276,7 @@ def started(run: Path, text: str, settings: str = "", **environ: str) -> "subpro
         (run / name).write_text(content)
     outer = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "RUNNER_"))}
     ours = {"BASH_ENV": f"{run}/payload/batch.sh", "SLURM_JOB_ID": "17", "HOME": str(run)}
-    with (run / "out").open("wb") as out:
+    with (run / "out").open("ab") as out:
         words = ("bash", "slurm_script")
         return subprocess.Popen(words, cwd=run, env={**outer, **ours, **environ}, stdout=out, stderr=out)
 
@@ -394,10 +394,15 @@ def test_a_signal_between_two_attempts_is_not_lost(tmp_path: Path, sent: str, ca
         assert (tmp_path / "attempts/1/next").read_text() == f"requeue\n{why}\n"
 
 
-def test_term_before_the_script_starts_cancels_the_attempt(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "log", ["", "slurmstepd: error: *** JOB 17 ON a CANCELLED AT 2026-11-20 DUE TO PREEMPTION ***\n"]
+)
+def test_term_before_the_script_starts_cancels_the_attempt(tmp_path: Path, log: str) -> None:
+    """What Slurm has written about an earlier attempt to the same file is not the cause."""
     waits = "#!/bin/sh\ncase $* in *%V*) touch asked; until [ -e go ]; do sleep 0.1; done ;; esac\n"
     tools = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "a"}
     programs(tmp_path / "bin", {**SLURM, "squeue": waits})
+    (tmp_path / "out").write_text(log)
     job = started(tmp_path, "#!/bin/bash\ntouch up\n", **tools)
     until((tmp_path / "asked").exists)
     job.terminate()

@@ -377,8 +377,11 @@ def test_an_attempt_notes_the_times_of_its_phases(tmp_path: Path) -> None:
 
 
 def test_the_users_variables_of_squeue_do_not_reach_it(run: Path, tmp_path: Path) -> None:
-    environ = {**programs(tmp_path / "bin", {"squeue": '#!/bin/sh\necho "${SQUEUE_PARTITION-RUNNING}"\n'}),
-               "SLURM_JOB_ID": "71", "SQUEUE_PARTITION": "debug"}  # fmt: skip
+    environ = {
+        **programs(tmp_path / "bin", {"squeue": '#!/bin/sh\necho "${SQUEUE_PARTITION-RUNNING}"\n'}),
+        "SLURM_JOB_ID": "71",
+        "SQUEUE_PARTITION": "debug",
+    }
     assert on_host(run, "job_runs 71 && echo runs", environ) == "runs\n"
 
 

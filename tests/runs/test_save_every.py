@@ -75,7 +75,9 @@ def test_a_trainer_that_cannot_be_told_is_refused_with_its_own_option(
     assert option in refused.value.fix
 
 
-@pytest.mark.parametrize("program", ['command = ["python", "-m", "pkg.train"]', 'command = ["python", "/opt/own.py"]'])
+@pytest.mark.parametrize(
+    "program", ['command = ["python", "-m", "overlap.train"]', 'command = ["python", "/opt/own.py"]']
+)
 def test_a_program_that_cannot_be_read_here_may_read_the_variable(tmp_path: Path, program: str) -> None:
     assert launched(tmp_path, "", program=program).job.env["RUNNER_SAVE_EVERY"] == "auto"
 

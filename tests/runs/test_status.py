@@ -196,6 +196,15 @@ def test_a_chain_that_slurm_does_not_take_whole_is_cancelled(
         slurm.start_chain(run, 5)
     assert caught.value.why == refused and (folder / "cancelled").read_text() == "17 18\n"
     assert (load(tmp_path).job_ids, settle(load(tmp_path)).state) == (("17", "18"), "CANCELLED")
+    (folder / "scancel").write_text("#!/bin/sh\necho no controller >&2; exit 1\n")
+    with pytest.raises(RunnerError, match=r"sft-0001 may still run \(scancel 17 18\): job 3 of 5: sbatch rejected"):
+        slurm.start_chain(replace(run, job_ids=("17",)), 5)
+    (folder / "scancel").unlink()
+    monkeypatch.setenv("PATH", str(folder))
+    (folder / "sbatch").write_text(f"#!/bin/sh\necho '{refused}' >&2; exit 1\n")
+    with pytest.raises(RunnerError, match=r"sft-0001 may still run \(scancel 17\): job 2 of 5: sbatch rejected"):
+        slurm.start_chain(replace(run, job_ids=("17",)), 5)
+    assert settle(load(tmp_path)).state == "CANCELLED"
 
 
 def test_a_live_process_of_ours_is_running(here: Run, settle: Settle) -> None:

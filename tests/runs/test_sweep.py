@@ -51,7 +51,10 @@ def test_each_run_is_offline_only_if_its_own_model_is_prefetched(tmp_path: Path)
     plan = prepare(request, Project(None, ROOT, tmp_path), environ, Quiet())
     found = {name: with_values(plan, {"model_name_or_path": name}) for name in ("org/a", "org/b", "org/c")}
     assert {name: one.job.env for name, one in found.items()} == {
-        "org/a": {"HF_HUB_OFFLINE": "1"}, "org/b": {"HF_HUB_OFFLINE": "1"}, "org/c": {}}  # fmt: skip
+        "org/a": {"HF_HUB_OFFLINE": "1"},
+        "org/b": {"HF_HUB_OFFLINE": "1"},
+        "org/c": {},
+    }
     assert "HF_HUB_OFFLINE" in found["org/a"].script and "HF_HUB_OFFLINE" not in found["org/c"].script
     (note,) = new_notes(plan, found.values())
     assert note.startswith("not prefetched: model 'org/c'")

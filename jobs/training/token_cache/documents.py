@@ -155,8 +155,8 @@ def opened(path: Path) -> IO[bytes]:
         import pyarrow  # part of every image, which the packages for Zstandard are not
 
         return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
-    opened: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
-    return cast("IO[bytes]", opened(path, "rb"))
+    open_with: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+    return cast("IO[bytes]", open_with(path, "rb"))
 
 
 def _text_of(piece: Piece) -> IO[str]:

@@ -267,7 +267,10 @@ def _tables(seen: Seen, base: Site) -> list[str]:
         lines += ["", "[values.partitions]"]
         for partition in unknown:
             noun = "node" if partition.nodes == 1 else "nodes"
-            text = f"{partition.nodes} {noun}; time limit {partition.time_limit}"
+            limit = f"time limit {partition.time_limit}"
+            if partition.time_limit == "infinite":
+                limit = "no time limit"
+            text = f"{partition.nodes} {noun}; {limit}"
             lines.append(
                 f'{quoted(partition.name)} = {{ value = {quoted(text)}, source = "cluster" }}'
             )

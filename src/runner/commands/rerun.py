@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 
 from runner.commands.console import Console
 from runner.commands.options import runs_folder
@@ -32,9 +33,8 @@ def run_again(args: argparse.Namespace, console: Console) -> int:
     budget = budget_of(project, find_site(args.site, os.environ)[0])
     check(budget, runs, load(locked.folder).most_gpu_hours)
     if changed and has_copy:
-        console.say(
-            f"{changed} has changed since the launch, or no longer exists; submitting the copy in the run folder"
-        )
+        what = "has changed since the launch" if Path(changed).exists() else "no longer exists"
+        console.say(f"{changed} {what}; submitting the copy in the run folder")
     elif changed:
         console.warn(
             f"{changed} has changed since the launch; submitting it as it is now, because the run folder has no copy"

@@ -52,7 +52,7 @@ class Reference:
 
     @property
     def with_hash(self) -> str:
-        """The form in which no name of a registry is read as a folder of Docker Hub: `[USER@]REGISTRY#IMAGE`."""
+        """`[USER@]REGISTRY#IMAGE`: with the `#`, no registry is taken for a folder of Docker Hub."""
         return f"{f'{self.user}@' if self.user else ''}{self.registry}#{self._image}"
 
     @property
@@ -139,9 +139,8 @@ class Source:
         """The registry that the reference names; empty for paths and for names without a registry."""
         if self.scheme in _PATHS:
             return ""
-        if (
-            self.scheme == "docker"
-        ):  # the reference is complete, and a registry's name may have no dot
+        # the reference is complete, and a registry's name may have no dot
+        if self.scheme == "docker":
             return self.reference.partition("/")[0]
         name = parse_reference(self.reference)
         return name.registry if name.separator else ""

@@ -107,6 +107,11 @@ def exists(path: str | Path) -> bool:
     return os.path.exists(path)  # noqa: PTH110
 
 
+def is_file(path: str | Path) -> bool:
+    """Whether a path is a file, as far as this user can see; Path.is_file raises errors as Path.exists does."""
+    return os.path.isfile(path)  # noqa: PTH113
+
+
 def modified(path: str | Path) -> float | None:
     """The modification time of a file, in Unix seconds; None if it cannot be read."""
     try:

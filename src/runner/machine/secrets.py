@@ -124,10 +124,12 @@ def value_for_job(name: str, environ: Mapping[str, str] = os.environ) -> str:
     file = path(environ)
     with suppress(OSError):
         if not file.stat().st_mode & 0o077:
-            value = _pairs(file.read_text(errors="replace").splitlines()).get(name, "")
-            value = _printed(value[1:]) if value.startswith("!") else value
-            if value:
-                return value
+            pairs = _pairs(file.read_text(errors="replace").splitlines())
+            value = pairs.get(name, "")
+            if name in pairs and not value.startswith("!"):
+                return value  # also an empty one: the job then gets no login
+            if value.startswith("!") and (printed := _printed(value[1:])):
+                return printed
     return "" if name in environ else _logins(environ).get(name, "")
 
 

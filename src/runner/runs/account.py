@@ -253,10 +253,8 @@ def _holding(
     end = now if last.running else last.last_sign
     after = attempts[attempts.index(last) + 1 :][:1]
     if after and after[0].attempt.job_id == last.attempt.job_id:
-        if last.ended is None:
-            end = max(
-                end, after[0].event("submitted") or end
-            )  # Slurm's requeue sets the submit time
+        if last.ended is None:  # Slurm's requeue sets the submit time
+            end = max(end, after[0].event("submitted") or end)
         # an attempt on a node that is cut off may go on, but the job has its nodes only once
         end = min(end, after[0].event("held") or end)
     return begin, max(end, begin)

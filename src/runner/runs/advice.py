@@ -49,7 +49,9 @@ def _of_loading(account: Account, tables: Tables) -> str:
     is_offline = str(variables.get(hub.OFFLINE, "")).lower() in hub.TRUE
     is_missing = hub.NOT_HERE in tables.get("revisions", {}).values()
     return (
-        "" if is_offline or not is_missing else "download models and data before: runner prefetch"
+        ""
+        if is_offline or not is_missing
+        else "download models and data before the launch: runner prefetch"
     )
 
 
@@ -82,7 +84,7 @@ def _of_hang(account: Account, tables: Tables) -> str:
     if not seconds or not _longest(account, "hang").text("hang").startswith(_NOTICED):
         return ""
     place = "launch --hang-seconds" if _is_own_script(tables) else "hang_seconds in the job file"
-    return f"notice it earlier: {place} (it was {seconds})"
+    return f"detect it earlier: {place} (it was {seconds})"
 
 
 def _of_spare(account: Account, tables: Tables) -> str:

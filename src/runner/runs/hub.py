@@ -242,7 +242,8 @@ def choose_offline(
 ) -> tuple[Job, tuple[str, ...]]:
     """The job, set to offline mode if everything that it names is in the cache; and notes about what is not.
 
-    An offline job has HF_HOME in the shared cache, unless HF_HOME is set: its own default is in the home folder.
+    An offline job has HF_HOME in the shared cache, unless HF_HOME is set: the default of huggingface_hub is in the home
+    folder.
     If `strict`, raises RunnerError for a damaged prefetch, and for an offline job that lacks a repository. Otherwise,
     these become notes.
     """

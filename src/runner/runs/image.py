@@ -192,7 +192,7 @@ def check_architecture(image: LaunchImage, site: Site) -> None:
     if own != wanted:
         name = image.squashfs.path.name if image.squashfs else image.reference
         recipe = known.labels.get("runner.recipe")
-        fix = f"runner import {known.source or 'SOURCE'} --site {site.name}   (if there is one for {wanted})"
+        fix = f"if the registry has it for {wanted}: runner import {known.source or 'SOURCE'} --site {site.name}"
         if recipe:
             fix = f"on a machine with {wanted}: runner build {recipe} --import --site {site.name}"
         raise RunnerError(

@@ -112,7 +112,7 @@ class Job:
     env: Mapping[str, str] = field(default_factory=dict)
     """variables set inside the container; they override those of the EDF, the image and the host"""
     hub_in_cache: bool = False
-    """whether HF_HOME is in the shared cache, which has everything that the job names on the hub"""
+    """whether the job gets HF_HOME in the shared cache, because everything that it names on the hub is there"""
     program_in_image: bool = False
     """the program is in the image or a mount: tasks start in the image's working directory; no code is copied"""
     host_setup: str = ""

@@ -138,6 +138,7 @@ def prepare(
         script=script,
         files={SCRIPT: script},
         notes=(*notes,),
+        hub_notes=hub_notes,
         waits=waits,
         choose_offline=lambda each: choose_offline(
             replace(each, env=undecided.env, hub_in_cache=undecided.hub_in_cache)

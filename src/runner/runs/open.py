@@ -179,9 +179,12 @@ def wait(app: str, run: Run, pid: int, report: Report) -> tuple[str, Path]:
     log = run.folder / f"open/{app}.log" if pid else run.log
     watch, status = Watch(run), ask([reloaded(run)])[0]
     while goes_on(status) and (not pid or sessions.identity(pid)):
-        if (now := f"{run.name} is {status.state} {status.reason}".strip()) != said:
-            report.say(said := now)
-        if status.state == "RUNNING" and (found := _server(app, status)):
+        now = f"{run.name} is {status.state} {status.reason}".strip()
+        if now != said:
+            report.say(now)
+            said = now
+        found = _server(app, status) if status.state == "RUNNING" else None
+        if found:
             return found
         time.sleep(0.2)
         status = watch.status() or status
@@ -264,6 +267,8 @@ def running(where: str, site: str | None, project: Project, environ: Mapping[str
         if status and status.state == "UNKNOWN":
             raise _not_known(status)
         why = f"{run.name} has ended" if run else "it is not a run"
+        if status and status.state == "PREPARING":
+            why = f"{status.run.name}: {status.reason}"
         raise RunnerError(f"cannot connect to {where}", why, f"runner open {SSH} ENV starts a run")
     return run
 

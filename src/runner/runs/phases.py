@@ -37,7 +37,7 @@ _EVENTS = (
     ("train", "loading", "warm_up"),
 )
 _LAST = ("trained", "final", "program_end", "step_end", "ended")  # of these, the last time counts
-_OF_STEP = ("stalled", "detected")  # a step that is started once more has them anew
+_OF_STEP = ("stalled", "detected")  # reset if the step is started once more
 _OF_NODES = (
     "task",
     "preflight",
@@ -50,7 +50,7 @@ _OF_NODES = (
 )
 # keys of the metrics -> (class, whether the value is the sum since the last entry, and not one save or evaluation)
 _WAITED = "checkpoint_wait_seconds"  # of a save, which is written later, when it is complete
-_WHOLE_SAVE = "checkpoint_seconds"  # from its begin to then
+_WHOLE_SAVE = "checkpoint_seconds"  # from the beginning of the save until it is complete
 _COSTS = {
     "saving_seconds": ("saving", True),
     _WAITED: ("saving", False),
@@ -75,6 +75,7 @@ class _Cost(NamedTuple):
     """What saving or evaluating took of the training."""
 
     time: float
+    """when the training went on after it"""
     kind: str
     """the class"""
     is_sum: bool
@@ -127,12 +128,10 @@ class Phases:
 
     @property
     def setup_seconds(self) -> float:
-        """How long a node took for `setup` of the job file: the mean."""
-        took = [
-            end - begin
-            for node in range(len(self.nodes))
-            if (begin := self.event("setup", node)) and (end := self.event("setup_end", node))
-        ]
+        """The mean time, over the nodes, that `setup` of the job file took."""
+        nodes = range(len(self.nodes))
+        pairs = [(self.event("setup", node), self.event("setup_end", node)) for node in nodes]
+        took = [end - begin for begin, end in pairs if begin and end]
         return max(statistics.mean(took), 0.0) if took else 0.0
 
     @property
@@ -170,8 +169,8 @@ class Phases:
     ) -> Stretches:
         """A stretch, without what evaluating and saving took of it.
 
-        `told`: how many seconds after `begin` and after `end` metrics.jsonl still tells what went before. `working`:
-        how many seconds of a stretch with a save of unknown length were steps.
+        `told`: the costs that metrics.jsonl records up to this many seconds after `begin` and after `end` belong to
+        the stretch before. `working`: how many seconds of a stretch with a save of unknown length were steps.
         """
         low, high = (
             bisect_right(self.costs, at + late, key=lambda cost: cost.time)
@@ -229,16 +228,13 @@ class Phases:
             kind = self._after_last_step()
             if trained is None:
                 end = min(stop, self._until(last, stop))
-            known = (
-                last + ((self.resumed or 0.0) - self.entries[-1].step) * self.pace
-                if self.entries
-                else last
-            )
-            if kind == "repeated" and last < known < end:
-                found, begin = (
-                    self.split("useful", last, known),
-                    known,
-                )  # saved, although it was not logged
+            saved_until = last
+            if kind == "repeated" and self.entries:  # saved, although not logged
+                steps = (self.resumed or 0.0) - self.entries[-1].step
+                saved_until = min(last + steps * self.pace, end)
+            if saved_until > last:
+                found = self.split("useful", last, saved_until)
+                begin = saved_until
         found += self.split(kind, begin, end, told=(0.0, _LATE_SECONDS))
         if final is not None:
             return [
@@ -271,9 +267,8 @@ class Phases:
             failed = self.attempt.first_failure
             program_end = self.event("program_end", failed.node) if failed else None
             signs = [program_end, self.event("stalled"), self.event("detected"), self.last_sign]
-            if (
-                self.entries and self.event("trained") is None
-            ):  # nothing else tells when the fault was
+            # nothing else tells when the fault was
+            if self.entries and self.event("trained") is None:
                 beat = self.attempt.time("heartbeat") or 0.0
                 signs.append(max(self.entries[-1].time, beat) + self.pause)
             return min(at for at in signs if at is not None)
@@ -444,10 +439,11 @@ def _read_metrics(
     without_time = 0
     if metrics.error:
         notes.append(f"cannot read {metrics.name}, so steps are not known: {metrics.error}")
+    starts = [(each.started or math.inf, each.number) for each in attempts]
     for record in records(metrics):
         at, step = _number(record.get("time")), _number(record.get("step"))
         number = _number(record.get("attempt"))
-        mine = found[_newest(attempts, at) if number is None else int(number)]
+        mine = found[_newest(starts, at) if number is None else int(number)]
         if (saved := _number(record.get("saved_step"))) is not None:
             mine.saved.append(saved)
         if at is None or step is None:
@@ -470,10 +466,9 @@ def _read_metrics(
     return found
 
 
-def _newest(attempts: Sequence[Attempt], at: float | None) -> int:
-    """The number of the attempt that ran at a time; 1 if that is not known."""
-    begun = [each.number for each in attempts if (each.started or math.inf) <= (at or 0.0)]
-    return max(begun, default=1)
+def _newest(starts: Sequence[tuple[float, int]], at: float | None) -> int:
+    """The number of the attempt that ran at a time; 1 if that is not known. `starts`: (time, number)"""
+    return max((number for start, number in starts if start <= (at or 0.0)), default=1)
 
 
 def _number(value: object) -> float | None:

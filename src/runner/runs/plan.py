@@ -172,7 +172,10 @@ class RenderedPlan(RunPlan):
     """The plan of a run whose batch script is rendered from its job."""
 
     choose_offline: Callable[[Job], tuple[Job, tuple[str, ...]]] = lambda job: (job, ())
-    """decides anew, for other arguments, whether the job is offline; and notes (hub.choose_offline)"""
+    """decides again, for other arguments, whether the job is offline; also returns notes (hub.choose_offline)"""
+
+    hub_notes: tuple[str, ...] = ()
+    """those of `notes` that speak of the models and datasets of this job"""
 
     def payload(self) -> Mapping[str, str]:
         return payload.files()
@@ -219,14 +222,16 @@ class RenderedPlan(RunPlan):
 
     def with_values(self, job: Job, values: Mapping[str, str]) -> RunPlan:
         added = [word for name, value in values.items() for word in (f"--{name}", value)]
-        job, notes = self.choose_offline(replace(job, arguments=(*job.arguments, *added)))
+        job, hub_notes = self.choose_offline(replace(job, arguments=(*job.arguments, *added)))
+        others = [note for note in self.notes if note not in self.hub_notes]
         script = scheduler_of(self.site.scheduler).script(job, self.attachment, self.site)
         return replace(
             self,
             job=job,
             script=script,
             files={**self.files, SCRIPT: script},
-            notes=tuple(dict.fromkeys((*self.notes, *notes))),
+            notes=(*others, *hub_notes),
+            hub_notes=hub_notes,
         )
 
     def array_script(self, name: str, count: int, at_once: int | None) -> str:

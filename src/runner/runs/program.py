@@ -165,7 +165,11 @@ def check_saves(job: Job, program: Program) -> None:
     if any(_FOLLOWS.search(text) for text in texts.values()):
         return
     named = f"{job.trainer} {' '.join(words)}".lower()
-    options = [option for trainer, option in _SAVE_OPTIONS.items() if trainer in named]
+    options = [
+        option
+        for trainer, option in _SAVE_OPTIONS.items()
+        if re.search(rf"(?<![a-z0-9]){trainer}(?![a-z])", named)
+    ]
     if options:
         fix = f"leave out save_every, and set the trainer's own option: {options[0]}"
     elif any(path.endswith(SUFFIXES) for path in texts):

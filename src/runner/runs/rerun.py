@@ -119,7 +119,7 @@ def changed_script(locked: Locked) -> tuple[str, bool]:
             f"{path} no longer exists or cannot be read, and the run folder has no copy",
             "put the script back",
         )
-    changed = path and sha256 != locked.tables["run"].get("script_sha256")
+    changed = bool(path) and sha256 != locked.tables["run"].get("script_sha256")
     return path if changed else "", has_copy
 
 

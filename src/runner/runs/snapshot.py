@@ -292,9 +292,8 @@ def _measure(
             left_out.append((name, "it is neither a file nor a symlink"))
         elif found.st_size > FILE_LIMIT_BYTES:
             kind = "git tracks it, but " if name in tracked else ""
-            size = (
-                math.ceil(found.st_size / 2**20 * 10) / 10
-            )  # rounded up, so that it exceeds the limit
+            # rounded up, so that it exceeds the limit
+            size = math.ceil(found.st_size / 2**20 * 10) / 10
             why = f"{kind}it has {size:,} MiB; the limit is {FILE_LIMIT_BYTES >> 20} MiB"
             left_out.append((name, why))
         else:

@@ -67,7 +67,10 @@ def submit(
 
 
 def start(run: Run, waits: Dependencies, links: int, report: Report) -> Run:
-    """Start the job of a complete run folder, or the chain of `links` jobs. On any failure, the folder is removed."""
+    """Start the job of a complete run folder, or the chain of `links` jobs.
+
+    If the first job is rejected, the folder is removed; if a later one is, the run is cancelled.
+    """
     with ExitStack() as undo, sessions.uninterrupted():
         undo.callback(folders.remove, run.folder)
         scheduler = scheduler_of(run.scheduler)

@@ -205,10 +205,13 @@ def test_the_secret_of_a_login_is_never_logged(
     [
         (("24.05-py3", "1"), "did you mean 24.05-py3?"),
         (("1",), "check the name and the tag"),
-        ((), "check the name and the tag; for an image of another registry, write docker://REGISTRY#IMAGE:TAG, "
-             "for example docker://nvcr.io#nvidia/pytorch:24.06-py3"),
+        (
+            (),
+            "check the name and the tag; for an image of another registry, write docker://REGISTRY#IMAGE:TAG, "
+            "for example docker://nvcr.io#nvidia/pytorch:24.06-py3",
+        ),
     ],
-)  # fmt: skip
+)
 def test_an_image_that_docker_hub_has_is_not_of_another_registry(
     environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, tags: tuple[str, ...], fix: str
 ) -> None:

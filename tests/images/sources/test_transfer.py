@@ -196,7 +196,7 @@ def test_a_server_that_stays_ill_ends_in_one_error() -> None:
 
 
 def test_one_byte_per_connection_is_no_progress() -> None:
-    """A server that feeds a byte at a time does not hold us for ever."""
+    """A server that feeds a byte at a time does not hold us forever."""
     data = noise(PART)
     server = serving(lambda request: request.blob(data, only=1))
     with pytest.raises(RunnerError, match="cannot fetch blob"):
@@ -223,14 +223,17 @@ def test_another_range_than_asked_is_refused() -> None:
 
     with pytest.raises(RunnerError, match="cannot fetch blob") as caught:
         fetched(serving(blob), len(data))
-    assert "was requested first" in caught.value.why
+    assert "the requested range begins at" in caught.value.why
 
 
 @pytest.mark.parametrize(
     ("head", "words"),
     [
         ({}, "the server sent a partial answer without the header Content-Range"),
-        ({"Content-Range": "bytes 0-9/10"}, "the server sent bytes 0-9/10, but byte 4,096 was requested first"),
+        (
+            {"Content-Range": "bytes 0-9/10"},
+            "the server sent bytes 0-9/10, but the requested range begins at byte 4,096",
+        ),
     ],
 )
 def test_a_wrong_range_is_told_apart_from_a_missing_one(head: dict[str, str], words: str) -> None:

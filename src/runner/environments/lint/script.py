@@ -14,7 +14,7 @@ from runner.located_toml import Place
 from runner.machine.secrets import LEAST_LENGTH, is_secret_name, looks_secret
 from runner.option_grammar import SRUN, Option, split
 
-# commands whose words are no commands
+# commands that only mention programs, in their arguments
 _MENTIONS = {
     ("echo",),
     ("printf",),
@@ -41,7 +41,7 @@ class Line:
     """the same text, with spaces in place of everything that this script's shell does not expand: single quotes,
     `\\$`"""
     mentions: bool = False
-    """`echo`, or another command that calls none of the programs that it names"""
+    """`echo`, or another command that only mentions the programs that it names"""
 
 
 @dataclass(frozen=True)

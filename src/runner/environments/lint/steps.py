@@ -77,7 +77,7 @@ def gpus_per_task(batch: Batch) -> Iterator[Finding]:
             continue
         reason = "a task cannot see the GPUs of the node's other tasks, but NCCL must see them"
         if tasks is None:
-            reason = "if a node has several tasks, none of them sees the GPUs of the others, but NCCL must see them"
+            reason = "if a node has several tasks, none of them sees the other tasks' GPUs, but NCCL must see them"
         yield batch.say("gpus-per-task", line, name, reason)
 
 

@@ -31,6 +31,8 @@
 # shellcheck source=/dev/null
 [ ! -e payload/step.sh ] || . payload/step.sh # for a user's own batch script: payload/batch.sh
 speaker=job.sbatch
+# shellcheck disable=SC2034 # batch.sh has another
+log_file=job.log # with the messages of Slurm
 say() { printf '%s: %s\n' "$speaker" "$*" >&2; }
 
 # sbatch passes the variables of the submitting shell to the job, and Slurm overrides only those that apply to this job. If
@@ -90,7 +92,7 @@ next_attempt() {
     export RUNNER_ATTEMPT=$RUNNER_RUN/attempts/$number
     export RUNNER_SAVE_AND_EXIT=$RUNNER_ATTEMPT/save-and-exit
     # shellcheck disable=SC2034 # restart.sh reads the log from this offset
-    log_bytes=$(stat -c %s job.log 2>/dev/null || echo 0)
+    log_bytes=$(stat -L -c %s "$log_file" 2>/dev/null || echo 0)
     trap 'code=$?; ended "$code"' EXIT
     # until the batch script has its own traps: there is no program yet, and one that starts later finds the file
     trap 'ending=yes; finish_attempt 0; exit 143' TERM

@@ -137,6 +137,7 @@ trap 'cat "$starts" >&4; rm -f "$starts"' EXIT # if another attempt runs already
 speaker=runner
 all_tasks_finished() { :; } # the exit code of the script tells
 output=$(readlink "/proc/$$/fd/3") errors=$(readlink "/proc/$$/fd/4")
+log_file=$errors # Slurm writes its messages to the errors
 log_of_attempt() { tail -c "+$((log_bytes + 1))" "$errors" 2>/dev/null | tail -c 100000 | tr -d '\0'; }
 # shellcheck disable=SC2034 # in_place.sh
 program='the script' stays_by_default=
@@ -188,7 +189,7 @@ for path in . "$RUNNER_ATTEMPT"; do
     [ "$errors" = "$output" ] || ln -sfn "$errors" "$path/job.err"
 done
 output_bytes=$(stat -L -c %s "$output" 2>/dev/null || echo 0)
-log_bytes=$(stat -L -c %s "$errors" 2>/dev/null || echo 0) # Slurm writes its messages to the errors
+log_bytes=$(stat -L -c %s "$log_file" 2>/dev/null || echo 0)
 printf '%s\n' "$output_bytes" >"$RUNNER_ATTEMPT/log_bytes"
 [ "$errors" = "$output" ] || printf '%s\n' "$log_bytes" >>"$RUNNER_ATTEMPT/log_bytes"
 

@@ -42,7 +42,7 @@ find_descendants() {
 
 # is_for SIGNAL PID: succeed if the process should get the signal.
 #
-# After each line, bash moves back in the file to the end of that line, and the kernel writes the file anew for the next `read`.
+# After each line, bash moves back in the file to the end of that line, and the kernel generates its content again for the next `read`.
 # If the process has fallen asleep or woken meanwhile, its state is a longer or a shorter word, and the next line lacks its first
 # letters. Without the line SigCgt, read the file again.
 #

@@ -90,7 +90,7 @@ once() {
             "$@" >"$runner_done.log" 2>&1
         fi
         echo $? 2>/dev/null >"$runner_done"
-        # with an empty file, the other tasks of the node would wait for ever
+        # with an empty file, the other tasks of the node would wait forever
         [ -s "$runner_done" ] || stop "cannot write $runner_done" \
             "the disk is full, or the quota is used up" "free some space, and start the run again"
     fi

@@ -36,7 +36,7 @@ watch_over() {
             gone=$((gone + passed))
             ((gone < 40)) || end_step "$1" "another attempt began 40 s ago, but this one is still running"
         elif compgen -G "$RUNNER_ATTEMPT/finished/*" >/dev/null && all_tasks_finished; then # a user's own script has no such files
-            gone=$((gone + passed)) # where a slurmstepd has died, srun waits for it for ever
+            gone=$((gone + passed)) # where a slurmstepd has died, srun waits for it forever
             ((gone < 40)) || end_step "$1" "all tasks ended 40 s ago, but the step is still running"
         fi
         idle=$((idle + passed)) age=$((age + passed)) patience=${2:-0}

@@ -190,9 +190,7 @@ def _one_by_one(
             started.append(start(run, waits._replace(ended=(*waits.ended, *before)), report))
     except BaseException:
         if started:
-            process.run(
-                ("scancel", *(run.job_id for run in started)), check=False, timeout_seconds=120
-            )
+            _cancel([run.job_id for run in started])
         raise
     return tuple(started)
 
@@ -211,14 +209,23 @@ def start_chain(run: Run, links: int) -> Run:
             run = run.with_jobs(*run.job_ids, job_id)
             files.write(run.folder / LATER_JOBS, "".join(f"{each}\n" for each in run.job_ids[1:]))
     except BaseException as error:
-        process.run(("scancel", *run.job_ids), check=False, timeout_seconds=120)
-        save(replace(run, state=CANCELLED))
         files.write(run.folder / STOP, "its chain could not be submitted\n")
+        save(replace(run, state=CANCELLED))
+        outcome = "is cancelled"
+        if not _cancel(run.job_ids):
+            outcome = f"may still run (scancel {' '.join(run.job_ids)})"
         if isinstance(error, RunnerError):
             number = len(run.job_ids) + 1
-            error.what = f"{run.name} is cancelled: job {number} of {links}: {error.what}"
+            error.what = f"{run.name} {outcome}: job {number} of {links}: {error.what}"
         raise
     return run
+
+
+def _cancel(job_ids: Sequence[str]) -> bool:
+    """Whether scancel could cancel the jobs. It raises nothing: the error that made it necessary is the one to see."""
+    with suppress(RunnerError):
+        return process.run(("scancel", *job_ids), check=False, timeout_seconds=120).exit_code == 0
+    return False
 
 
 def _sbatch(folder: Path, waits: Dependencies, report: Report, script: str, *more: str) -> str:

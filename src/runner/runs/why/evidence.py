@@ -221,7 +221,7 @@ def _is_from_tool(line: Line) -> bool:
 
 
 def _went_on(line: Line, last_end: int) -> bool:
-    """Whether a script went on after what a shell or tool says: a traceback or the time limit ended it later."""
+    """Whether the script went on after this message of a shell or tool, and something else ended it later."""
     died = _DEATH.match(without_prefix(line.text)[1])
     return _is_from_tool(line) and not died and line.offset < last_end
 

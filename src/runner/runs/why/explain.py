@@ -377,8 +377,10 @@ def _died_alone(
     summaries: Sequence[Evidence],
     readings: Sequence[Reading],
 ) -> list[Evidence]:
-    """The last exception that the log went on after, if srun or torchrun says that a task failed: the other ranks may
-    have printed the rest. Where others saw a consequence, the exception must be of a task that srun or torchrun names.
+    """The last exception after which the log went on, if srun or torchrun says that a task failed.
+
+    Other ranks may have printed the rest. If other ranks report a consequence, the exception must be of a task that
+    srun or torchrun names.
     """
     ranks = {each.rank for each in summaries} | {reading.first_rank for reading in readings}
     named = ranks - {None}

@@ -231,7 +231,9 @@ def check_range(answer: Answer, blob: Blob, start: int, registry: str) -> None:
     if not rest:
         raise Transient("the server sent a partial answer without the header Content-Range")
     if unit != "bytes" or span.partition("-")[0] != str(start):
-        raise Transient(f"the server sent {unit} {rest}, but byte {start:,} was requested first")
+        raise Transient(
+            f"the server sent {unit} {rest}, but the requested range begins at byte {start:,}"
+        )
     if total.isdecimal() and int(total) != blob.size:
         raise RunnerError(
             f"the blob {blob.digest} on {registry} does not match the manifest",
