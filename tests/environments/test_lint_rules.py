@@ -111,7 +111,7 @@ def test_scripts_that_only_look_wrong_have_no_findings(place, linter, name):
     ("options", "reason"),
     [
         ("-n 8", "a task cannot see the GPUs of the node's other tasks, but NCCL must see them"),
-        ("-n $N", "if a node has several tasks, none of them sees the GPUs of the others, but NCCL must see them"),
+        ("-n $N", "if a node has several tasks, none of them sees the other tasks' GPUs, but NCCL must see them"),
     ],
 )
 def test_gpus_per_task_says_no_more_than_the_script_tells(place, linter, options, reason):
