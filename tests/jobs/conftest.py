@@ -1,7 +1,9 @@
 """What the tests of jobs/ share: jobs/ on the import path as a script has it, and real launches of two processes."""
 
+import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -122,19 +124,34 @@ def _failed_job_fails_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def launcher(tmp_path_factory: pytest.TempPathFactory) -> Launcher:
-    """Launches of sft that share one cache, as the restarts of a run do."""
-    return Launcher(tmp_path_factory.mktemp("cache"))
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all workers of this session."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @pytest.fixture(scope="session")
-def whole(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Attempt:
-    """A run that nothing interrupts; with prebuilt operators of DeepSpeed, it has no compiler and no home folder."""
-    run = tmp_path_factory.mktemp("whole")
-    bare = {"PATH": str(run), "HOME": "/nonexistent", "TORCH_EXTENSIONS_DIR": str(run / "extensions")}
-    attempt = launcher.sft(run, *TRAIN, **(bare if prebuilt() else {}))
-    assert attempt.code == 0, attempt.output
-    return attempt
+def launcher(shared: Path) -> Launcher:
+    """Launches of sft that share one cache, as the restarts of a run do."""
+    return Launcher(shared / "cache")
+
+
+@pytest.fixture(scope="session")
+def whole(launcher: Launcher, shared: Path) -> Attempt:
+    """A run that nothing interrupts; with prebuilt operators of DeepSpeed, it has no compiler and no home folder.
+
+    The first worker that needs it trains, because a training takes a minute, and several files only read the result.
+    """
+    run, record = shared / "whole", shared / "whole.json"
+    with (shared / "whole.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not record.is_file():
+            shutil.rmtree(run, ignore_errors=True)
+            bare = {"PATH": str(run), "HOME": "/nonexistent", "TORCH_EXTENSIONS_DIR": str(run / "extensions")}
+            attempt = launcher.sft(run, *TRAIN, **(bare if prebuilt() else {}))
+            assert attempt.code == 0, attempt.output
+            record.write_text(json.dumps({"code": attempt.code, "output": attempt.output}))
+    return Attempt(**json.loads(record.read_text()), run=run)
 
 
 def prebuilt(*operators: str) -> bool:

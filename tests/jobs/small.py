@@ -1,5 +1,6 @@
 """What the trainings of the tests train on: the demo's model with few tokens, and the demo's text."""
 
+import fcntl
 import sys
 import threading
 from collections.abc import Iterable
@@ -11,7 +12,7 @@ SMALL = "{small}"
 MODEL = f"{SMALL}/tiny-llama"
 CONVERSATIONS = f"{SMALL}/python-docs.jsonl"
 TEXTS = f"{SMALL}/python-docs-text.jsonl"
-_one_at_a_time = threading.Lock()  # two threads must not import transformers: it loads its classes later, one by one
+_one_at_a_time = threading.Lock()  # transformers loads its classes lazily: two threads must not import it at once
 
 
 def filled(words: Iterable[str], cache: Path) -> tuple[str, ...]:
@@ -20,8 +21,10 @@ def filled(words: Iterable[str], cache: Path) -> tuple[str, ...]:
 
 
 def small(cache: Path) -> Path:
-    """Return the folder, made once per cache."""
-    with _one_at_a_time:
+    """Return the folder, made once per cache, which several processes may share."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with _one_at_a_time, (cache / "small.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         sys.path.insert(0, str(JOBS))
         try:
             from training import demo

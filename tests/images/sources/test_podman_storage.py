@@ -136,7 +136,7 @@ def test_an_image_that_is_removed_meanwhile_is_an_error(podman: Podman, many: st
         with pytest.raises(RunnerError, match="No such file") as caught:
             while stream.read(1 << 20):
                 pass
-        assert "import the image again" in caught.value.fix
+        assert "import it again" in caught.value.fix
         # the other layer is gone as a whole
         with pytest.raises(RunnerError), image.layers[1].open() as second:
             second.read()
