@@ -17,6 +17,7 @@ from runner.images.recipe import (
     files_hash,
     load_recipe,
     recipe_names,
+    with_build_args,
 )
 from runner.project import Project, shipped_folder
 
@@ -95,6 +96,15 @@ def test_a_variant_replaces_base_and_versions(project: Project) -> None:
     assert recipe.bases == (Base("nvcr.io/nvidia/pytorch:25.06-py3"),)
     assert (recipe.python, recipe.torch, recipe.build_args["TORCH"]) == ("3.12", "2.8.0a0+5228986c39", "2.8")
     assert hashed(recipe) != hashed(load_recipe("whole", project))
+
+
+def test_the_users_build_arguments_override_and_base_replaces_the_list_of_bases(project: Project) -> None:
+    own = {"TORCH": "2.9", "BASE": "docker.io/library/python:3.12"}
+    recipe = with_build_args(load_recipe("whole", project), own)
+    assert recipe.bases == (Base("docker.io/library/python:3.12"),)
+    assert recipe.build_args == {"TORCH": "2.9"}
+    bare = with_build_args(load_recipe("bare", project), own)
+    assert (bare.bases, bare.build_args) == ((), own)
 
 
 def test_an_unknown_variant_lists_the_known_ones(project: Project) -> None:

@@ -93,6 +93,14 @@ def _with_torch(recipe: Recipe) -> Recipe:
     return replace(recipe, build_args={"TORCH": recipe.torch, **recipe.build_args})
 
 
+def with_build_args(recipe: Recipe, own: Mapping[str, str]) -> Recipe:
+    """The recipe with the user's build arguments, which override its own. BASE replaces its list of bases."""
+    arguments = {**recipe.build_args, **own}
+    if not recipe.bases or not own.get("BASE"):
+        return replace(recipe, build_args=arguments)
+    return replace(recipe, bases=(Base(arguments.pop("BASE")),), build_args=arguments)
+
+
 def recipe_names(project: Project) -> tuple[str, ...]:
     """Every recipe of the project, with or without a TOML file."""
     bare = {
