@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -161,6 +162,29 @@ def test_the_context_is_what_the_recipe_lists_with_nested_folders(project: Proje
         "containers/pins/whole.txt",
         "containers/run me.sh",
     )
+
+
+def test_the_context_of_a_bare_containerfile_has_the_files_of_submodules(project: Project) -> None:
+    def git(folder: Path, *words: str) -> None:
+        own = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
+        subprocess.run(("git", *own, "-c", "protocol.file.allow=always", *words), cwd=folder, check=True)
+
+    root, library = project.start, project.start / "library"
+    library.mkdir()
+    git(library, "init", "-q")
+    (library / "code.py").write_text("1\n")
+    git(library, "add", ".")
+    git(library, "commit", "-q", "-m", "one")
+    git(root, "init", "-q")
+    (root / ".gitignore").write_text("library\nruns\n")
+    (root / "runs").write_text("ignored\n")
+    for name in ("checked-out", "empty"):
+        git(root, "submodule", "--quiet", "add", "./library", f"more/{name}")
+    git(root, "submodule", "--quiet", "deinit", "--force", "more/empty")
+    files = context_files(load_recipe("bare", project))
+    assert "Containerfile.bare" in files and "more/checked-out/code.py" in files
+    assert not [name for name in files if name.startswith(("runs", "library", "more/empty")) or ".git/" in name]
+    assert files_hash(load_recipe("bare", project))
 
 
 def test_the_hash_follows_every_input_and_nothing_else(project: Project) -> None:

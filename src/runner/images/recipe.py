@@ -323,7 +323,7 @@ def context_files(recipe: Recipe) -> tuple[str, ...]:
 
 
 def _all_files(folder: Path) -> tuple[str, ...]:
-    """Every file of a folder; in a git work tree, only those that git does not ignore."""
+    """Every file of a folder; in a git work tree, only those that git does not ignore, with those of submodules."""
     listed = None
     if process.which("git"):
         argv = (
@@ -340,7 +340,15 @@ def _all_files(folder: Path) -> tuple[str, ...]:
         listed = done.stdout.split("\0") if done.exit_code == 0 else None
     if listed is None:
         listed = [str(file.relative_to(folder)) for file in folder.rglob("*") if _counts(file)]
-    return tuple(sorted({name for name in listed if name and os.path.lexists(folder / name)}))
+    names: set[str] = set()
+    for name in {str(Path(name)) for name in listed} - {"."}:
+        path = folder / name
+        if path.is_dir() and not path.is_symlink():
+            # of a submodule or another repository, git lists only the folder
+            names.update(f"{name}/{file}" for file in _all_files(path))
+        elif os.path.lexists(path):
+            names.add(name)
+    return tuple(sorted(names))
 
 
 def _counts(file: Path) -> bool:
