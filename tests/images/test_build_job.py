@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from runner.commands.build import on_one_platform
 from runner.errors import RunnerError
+from runner.images.build.base import BuildOptions
 from runner.images.build.job import BuildJob, check_account, goes_to_a_job, script, submission
+from runner.images.recipe import Recipe
 from runner.machine import probe
 from runner.site_files import load_site
 from tests.images.bench import TINY, Bench, content
@@ -94,6 +97,17 @@ def test_only_such_sites_build_in_a_job_and_not_within_one() -> None:
     assert goes_to_a_job(load_site("alps-clariden"), {})
     assert not goes_to_a_job(load_site("alps-clariden"), {"SLURM_JOB_ID": "1"})
     assert not goes_to_a_job(load_site("generic-slurm"), {})
+
+
+def test_a_build_for_an_import_has_the_platform_that_the_import_accepts() -> None:
+    recipe = Recipe("a", Path("/a.toml"), Path("/"), Path("/Containerfile.a"))
+    site = load_site("alps-clariden")
+    assert on_one_platform(recipe, BuildOptions(), site) == (BuildOptions(platform="linux/arm64"), site)
+    options, chosen = on_one_platform(recipe, BuildOptions(platform="linux/amd64"), site)
+    assert (options.platform, chosen.architecture) == ("linux/amd64", "amd64")
+    anywhere = load_site("generic-slurm")
+    assert on_one_platform(recipe, BuildOptions(), anywhere) == (BuildOptions(), anywhere)
+    assert on_one_platform(recipe, BuildOptions(platform="arm64"), anywhere)[1].architecture == "arm64"
 
 
 @pytest.mark.uses("podman", "tar2sqfs", "busybox")

@@ -15,7 +15,7 @@ from runner.errors import RunnerError
 from runner.images.build.base import BuildOptions
 from runner.images.build.build import build, dry_run
 from runner.images.build.job import BuildJob, check_account, goes_to_a_job, run, script, submission
-from runner.images.recipe import load_recipe
+from runner.images.recipe import Recipe, check_platform, load_recipe
 from runner.images.squashfs_file import find_squashfs
 from runner.machine import folders
 from runner.machine.report import Report
@@ -36,6 +36,8 @@ def build_image(args: argparse.Namespace, console: Console) -> int:
     console.say(f"recipe: {recipe.path}")
     options = _build_options(args)
     site = chosen_site(args, console) if args.then_import else None
+    if site is not None:
+        options, site = on_one_platform(recipe, options, site)
     if site is not None and goes_to_a_job(site, os.environ):
         return _build_in_a_job(recipe.name, site, args, console)
     if args.dry_run:
@@ -52,6 +54,16 @@ def build_image(args: argparse.Namespace, console: Console) -> int:
     else:
         console.answer(image.reference)
     return 0
+
+
+def on_one_platform(recipe: Recipe, options: BuildOptions, site: Site) -> tuple[BuildOptions, Site]:
+    """Both for the platform that the user chose, else for that of the site's nodes, so that the import after the build
+    accepts the image."""
+    if options.platform is None:
+        platform = f"linux/{site.architecture}" if site.architecture else None
+        return replace(options, platform=platform), site
+    platform = check_platform(recipe, options.platform)
+    return options, replace(site, architecture=platform.partition("/")[2])
 
 
 def _build_in_a_job(name: str, site: Site, args: argparse.Namespace, console: Console) -> int:
