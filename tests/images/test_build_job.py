@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import stat
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,14 @@ def test_the_script_is_bash_and_quotes_what_it_is_given() -> None:
     assert "runner build '$(id)' > \"$folder/path\" &" in text
     assert 'storage="/dev/shm/${USER}/runner-$SLURM_JOB_ID"' in text
     assert script(JOB) == text
+
+
+def test_the_users_umask_decides_who_can_read_the_squashfs_file(tmp_path: Path) -> None:
+    job = replace(JOB, folder=tmp_path, project=tmp_path, words=("sh", "-c", "umask"), storage=f"{tmp_path}/memory")
+    done = subprocess.run(("bash", "-c", script(job)), env={**os.environ, "SLURM_JOB_ID": "7"}, umask=0o027, check=True)
+    assert (done.returncode, (tmp_path / "path").read_text()) == (0, "0027\n")
+    assert (tmp_path / "exit_code").read_text() == "0\n"
+    assert stat.S_IMODE((tmp_path / "memory").stat().st_mode) == 0o700
 
 
 def test_the_submission_takes_the_sites_values_and_the_users_flags_last() -> None:
