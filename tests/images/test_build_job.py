@@ -101,6 +101,7 @@ def test_an_account_is_asked_for_before_submission() -> None:
     assert caught.value.fix == "--sbatch=--account=PROJECT"
     check_account(site, ("--account=x",), {})
     check_account(site, (), {"SBATCH_ACCOUNT": "x"})
+    check_account(replace(site, sbatch=("--account=x",)), (), {})
 
 
 def test_only_such_sites_build_in_a_job_and_not_within_one() -> None:
