@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -88,7 +89,7 @@ def _build_in_a_job(name: str, site: Site, args: argparse.Namespace, console: Co
     here = Path.cwd()
     job = BuildJob(name, here, here, words, site.container_storage or "", site.images(os.environ))
     if args.dry_run:
-        console.say(" ".join(submission(job, site, args.sbatch)))
+        console.say(shlex.join(submission(job, site, args.sbatch)))
         console.answer(script(job))
         return 0
     check_account(site, args.sbatch, os.environ)
