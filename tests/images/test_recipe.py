@@ -20,6 +20,7 @@ from runner.images.recipe import (
     recipe_names,
     with_build_args,
 )
+from runner.images.reference import parse_source, registry_reference
 from runner.project import Project, shipped_folder
 
 WHOLE = """\
@@ -90,6 +91,19 @@ def test_a_containerfile_alone_is_a_recipe(project: Project) -> None:
     assert "containers/pins/deep/er/nested.txt" in context_files(recipe)
     assert recipe_names(project) == ("bare", "whole")
     assert load_recipe("./Containerfile.bare", project).name == "bare"
+
+
+@pytest.mark.parametrize(
+    ("name", "image"),
+    [("my_env", "my_env"), ("ngc-25.06", "ngc-25.06"), ("Mine", "mine"), ("a b._c", "a-b-c"), ("_a__b--c.", "a__b--c")],
+)
+def test_an_image_has_the_name_of_its_recipe_where_a_registry_takes_it(project: Project, name: str, image: str) -> None:
+    """So that `build NAME --import` and `import NAME` write the same NAME.sqsh."""
+    (project.start / f"Containerfile.{name}").write_text("FROM scratch\n")
+    recipe = load_recipe(name, project)
+    assert recipe.name == image
+    assert registry_reference(f"{recipe.repository}:1").repository == f"runner/{image}"
+    assert parse_source(f"podman://{recipe.repository}:1", project.start).name == image
 
 
 def test_a_variant_replaces_base_and_versions(project: Project) -> None:

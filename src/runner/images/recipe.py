@@ -148,8 +148,13 @@ def _bare_containerfile(name: str, project: Project) -> Recipe | None:
 
 
 def image_name(name: str) -> str:
-    """A name that an OCI repository may have. Source: distribution-spec, <name>: lower case, `a-z0-9._-`."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "image"
+    """A name that an OCI repository may have, as close to `name` as possible.
+
+    Source: distribution-spec, <name>: lower-case letters and digits, separated by one of `.`, `_`, `__` or some `-`.
+    """
+    parts = re.split(r"([^a-z0-9]+)", name.lower())
+    valid = (part if re.fullmatch(r"[a-z0-9]*|[._]|__|-+", part) else "-" for part in parts)
+    return "".join(valid).strip("._-") or "image"
 
 
 def _read(path: Path, base_tag: str | None) -> Recipe:
