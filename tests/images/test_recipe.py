@@ -94,6 +94,23 @@ def test_a_containerfile_alone_is_a_recipe(project: Project) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("Dockerfile", "docker"),
+        ("Containerfile", "docker"),
+        ("Dockerfile.ngc-25.06", "ngc-25.06"),
+        ("train.Dockerfile", "train"),
+        ("eval.containerfile", "eval"),
+    ],
+)
+def test_a_recipe_at_a_path_is_named_by_its_file_or_folder(project: Project, path: str, name: str) -> None:
+    folder = project.start / "docker"
+    folder.mkdir()
+    (folder / path).write_text("FROM scratch\n")
+    assert load_recipe(f"docker/{path}", project).name == name
+
+
+@pytest.mark.parametrize(
     ("name", "image"),
     [("my_env", "my_env"), ("ngc-25.06", "ngc-25.06"), ("Mine", "mine"), ("a b._c", "a-b-c"), ("_a__b--c.", "a__b--c")],
 )

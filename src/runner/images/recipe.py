@@ -134,8 +134,7 @@ def _bare_containerfile(name: str, project: Project) -> Recipe | None:
             raise RunnerError(
                 f"there is no recipe {name!r}", f"{path} does not exist", "check the path"
             )
-        short = path.name.partition(".")[2] or path.parent.name
-        return Recipe(image_name(short), path, path.parent, path, context=None)
+        return Recipe(image_name(_name_in(path)), path, path.parent, path, context=None)
     for root in project.roots:
         if (root / "containers" / f"{name.removesuffix('.toml')}.toml").is_file():
             return None
@@ -145,6 +144,17 @@ def _bare_containerfile(name: str, project: Project) -> Recipe | None:
     if name.removesuffix(".toml") not in project.names("containers") and "/" not in name:
         raise unknown("recipe", name, recipe_names(project))
     return None
+
+
+def _name_in(path: Path) -> str:
+    """NAME of `Containerfile.NAME`, `NAME.Containerfile` and NAME.*; the folder's name for `Containerfile` alone.
+
+    Docker's names work too.
+    """
+    before, _, after = path.name.partition(".")
+    if before.lower() in ("containerfile", "dockerfile"):
+        return after or path.parent.name
+    return path.stem
 
 
 def image_name(name: str) -> str:
