@@ -10,17 +10,20 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runner.errors import RunnerError
 from runner.images.build import build as building
-from runner.images.build.base import BuildContext, ResolvedBase, debian_reference
+from runner.images.build.base import BuildContext, ResolvedBase, debian_reference, known_bases
 from runner.images.build.build import plan_build
 from runner.images.build.host_settings import HostSettings
 from runner.images.build.steps import Step, bash, run_logged, run_quietly
 from runner.images.engine import Engine, open_store
-from runner.images.recipe import Base
+from runner.images.recipe import Base, Recipe
+from runner.images.sources.engine_storage import Image, from_inspect
+from runner.machine.report import Quiet
 from tests.images.bench import TINY, Bench, content, end_processes_of, processes_of
 from tests.lab.registry import Registry
 from tests.schemas import check
@@ -326,6 +329,31 @@ packages = ["python3"]
         bench.write("fallback", "ARG BASE\nFROM ${BASE}\nENV A=c\n", bases.split("[[base]]\ndebian")[0])
         bench.build("fallback")
     assert "127.0.0.1:9/python:3.11: the registry cannot be read" in caught.value.why
+
+
+class Storage:
+    """A storage with these names."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def find(self, name: str) -> Image | None:
+        config = {"Architecture": "amd64", "Id": "1"}
+        return from_inspect(config, "podman", name) if name in self.names else None
+
+
+def test_an_image_on_a_later_base_does_not_count_once_an_earlier_base_is_in_the_storage(tmp_path: Path) -> None:
+    bases = (Base("example.org/a:1"), Base("example.org/b:1"), Base(None, "bookworm"))
+    recipe = Recipe("x", tmp_path, tmp_path, tmp_path, bases)
+
+    def named(*stored: str) -> list[str]:
+        store: Any = Storage(*stored)
+        context = BuildContext(Engine("podman", ""), store, "linux/amd64", tmp_path, Quiet())
+        return [base.named for base in known_bases(recipe, context)]
+
+    assert named() == ["Debian bookworm"]
+    assert named("example.org/b:1") == ["example.org/b:1"]
+    assert named("example.org/a:1", "example.org/b:1") == ["example.org/a:1"]
 
 
 def test_a_foreign_platform_without_an_emulator_is_refused_before_the_build(bench: Bench) -> None:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import stat
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from runner.commands.build import on_one_platform
 from runner.errors import RunnerError
+from runner.images.build.base import BuildOptions
 from runner.images.build.job import BuildJob, check_account, goes_to_a_job, script, submission
+from runner.images.recipe import Recipe
 from runner.machine import probe
 from runner.site_files import load_site
 from tests.images.bench import TINY, Bench, content
@@ -74,6 +79,14 @@ def test_the_script_is_bash_and_quotes_what_it_is_given() -> None:
     assert script(JOB) == text
 
 
+def test_the_users_umask_decides_who_can_read_the_squashfs_file(tmp_path: Path) -> None:
+    job = replace(JOB, folder=tmp_path, project=tmp_path, words=("sh", "-c", "umask"), storage=f"{tmp_path}/memory")
+    done = subprocess.run(("bash", "-c", script(job)), env={**os.environ, "SLURM_JOB_ID": "7"}, umask=0o027, check=True)
+    assert (done.returncode, (tmp_path / "path").read_text()) == (0, "0027\n")
+    assert (tmp_path / "exit_code").read_text() == "0\n"
+    assert stat.S_IMODE((tmp_path / "memory").stat().st_mode) == 0o700
+
+
 def test_the_submission_takes_the_sites_values_and_the_users_flags_last() -> None:
     words = submission(JOB, load_site("alps-clariden"), ("--account=a01", "--time=5"))
     assert words[:2] == ("sbatch", "--parsable")
@@ -88,12 +101,24 @@ def test_an_account_is_asked_for_before_submission() -> None:
     assert caught.value.fix == "--sbatch=--account=PROJECT"
     check_account(site, ("--account=x",), {})
     check_account(site, (), {"SBATCH_ACCOUNT": "x"})
+    check_account(replace(site, sbatch=("--account=x",)), (), {})
 
 
 def test_only_such_sites_build_in_a_job_and_not_within_one() -> None:
     assert goes_to_a_job(load_site("alps-clariden"), {})
     assert not goes_to_a_job(load_site("alps-clariden"), {"SLURM_JOB_ID": "1"})
     assert not goes_to_a_job(load_site("generic-slurm"), {})
+
+
+def test_a_build_for_an_import_has_the_platform_that_the_import_accepts() -> None:
+    recipe = Recipe("a", Path("/a.toml"), Path("/"), Path("/Containerfile.a"))
+    site = load_site("alps-clariden")
+    assert on_one_platform(recipe, BuildOptions(), site) == (BuildOptions(platform="linux/arm64"), site)
+    options, chosen = on_one_platform(recipe, BuildOptions(platform="linux/amd64"), site)
+    assert (options.platform, chosen.architecture) == ("linux/amd64", "amd64")
+    anywhere = load_site("generic-slurm")
+    assert on_one_platform(recipe, BuildOptions(), anywhere) == (BuildOptions(), anywhere)
+    assert on_one_platform(recipe, BuildOptions(platform="arm64"), anywhere)[1].architecture == "arm64"
 
 
 @pytest.mark.uses("podman", "tar2sqfs", "busybox")

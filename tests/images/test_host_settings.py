@@ -46,6 +46,16 @@ def test_variables_beat_files_and_only_what_says_where_packages_are_is_taken(tmp
     assert "no-cache-dir = true" in text
 
 
+def test_pip_config_file_replaces_the_users_own_files(tmp_path: Path) -> None:
+    (tmp_path / ".config/pip").mkdir(parents=True)
+    (tmp_path / ".config/pip/pip.conf").write_text("[global]\nindex-url = https://own.example/simple\n")
+    (tmp_path / "named.conf").write_text("[global]\ntimeout = 7\n")
+    environ = {"HOME": str(tmp_path), "PIP_CONFIG_FILE": str(tmp_path / "named.conf")}
+    assert "own.example" not in settings(environ, tmp_path).files["pip.conf"]
+    absent = settings({**environ, "PIP_CONFIG_FILE": str(tmp_path / "absent.conf")}, tmp_path)
+    assert "own.example" in absent.files["pip.conf"]
+
+
 def test_local_folders_and_file_indexes_are_mounted_and_rewritten(tmp_path: Path) -> None:
     for name in ("wheels", "pypi/simple", "pypi/files"):
         (tmp_path / name).mkdir(parents=True)

@@ -364,6 +364,18 @@ def test_a_symlink_of_the_users_own_is_left_alone(place: Place) -> None:
     assert (place.images / "one.sqsh").readlink() == Path("../elsewhere.sqsh")
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_a_folder_or_a_symlink_is_no_file_to_write(place: Place, force: bool) -> None:
+    out = place.folder / "out"
+    (out / "folder").mkdir(parents=True)
+    (out / "link.sqsh").symlink_to("elsewhere.sqsh")
+    for name, words in (("folder", "folder is a folder"), ("link.sqsh", "is a symlink to elsewhere.sqsh")):
+        with pytest.raises(RunnerError, match=words):
+            place.bring("one", output=out / name, force=force, again=force)
+    assert {path.name for path in out.iterdir()} == {"folder", "link.sqsh"}
+    assert (out / "link.sqsh").readlink() == Path("elsewhere.sqsh")
+
+
 def test_the_sites_striping_is_used(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     programs = place.folder / "bin"
     programs.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from runner.images.recipe import (
     files_hash,
     load_recipe,
     recipe_names,
+    with_build_args,
 )
+from runner.images.reference import parse_source, registry_reference
 from runner.project import Project, shipped_folder
 
 WHOLE = """\
@@ -90,11 +93,50 @@ def test_a_containerfile_alone_is_a_recipe(project: Project) -> None:
     assert load_recipe("./Containerfile.bare", project).name == "bare"
 
 
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("Dockerfile", "docker"),
+        ("Containerfile", "docker"),
+        ("Dockerfile.ngc-25.06", "ngc-25.06"),
+        ("train.Dockerfile", "train"),
+        ("eval.containerfile", "eval"),
+    ],
+)
+def test_a_recipe_at_a_path_is_named_by_its_file_or_folder(project: Project, path: str, name: str) -> None:
+    folder = project.start / "docker"
+    folder.mkdir()
+    (folder / path).write_text("FROM scratch\n")
+    assert load_recipe(f"docker/{path}", project).name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "image"),
+    [("my_env", "my_env"), ("ngc-25.06", "ngc-25.06"), ("Mine", "mine"), ("a b._c", "a-b-c"), ("_a__b--c.", "a__b--c")],
+)
+def test_an_image_has_the_name_of_its_recipe_where_a_registry_takes_it(project: Project, name: str, image: str) -> None:
+    """So that `build NAME --import` and `import NAME` write the same NAME.sqsh."""
+    (project.start / f"Containerfile.{name}").write_text("FROM scratch\n")
+    recipe = load_recipe(name, project)
+    assert recipe.name == image
+    assert registry_reference(f"{recipe.repository}:1").repository == f"runner/{image}"
+    assert parse_source(f"podman://{recipe.repository}:1", project.start).name == image
+
+
 def test_a_variant_replaces_base_and_versions(project: Project) -> None:
     recipe = load_recipe("whole", project, "25.06")
     assert recipe.bases == (Base("nvcr.io/nvidia/pytorch:25.06-py3"),)
     assert (recipe.python, recipe.torch, recipe.build_args["TORCH"]) == ("3.12", "2.8.0a0+5228986c39", "2.8")
     assert hashed(recipe) != hashed(load_recipe("whole", project))
+
+
+def test_the_users_build_arguments_override_and_base_replaces_the_list_of_bases(project: Project) -> None:
+    own = {"TORCH": "2.9", "BASE": "docker.io/library/python:3.12"}
+    recipe = with_build_args(load_recipe("whole", project), own)
+    assert recipe.bases == (Base("docker.io/library/python:3.12"),)
+    assert recipe.build_args == {"TORCH": "2.9"}
+    bare = with_build_args(load_recipe("bare", project), own)
+    assert (bare.bases, bare.build_args) == ((), own)
 
 
 def test_an_unknown_variant_lists_the_known_ones(project: Project) -> None:
@@ -151,6 +193,29 @@ def test_the_context_is_what_the_recipe_lists_with_nested_folders(project: Proje
         "containers/pins/whole.txt",
         "containers/run me.sh",
     )
+
+
+def test_the_context_of_a_bare_containerfile_has_the_files_of_submodules(project: Project) -> None:
+    def git(folder: Path, *words: str) -> None:
+        own = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
+        subprocess.run(("git", *own, "-c", "protocol.file.allow=always", *words), cwd=folder, check=True)
+
+    root, library = project.start, project.start / "library"
+    library.mkdir()
+    git(library, "init", "-q")
+    (library / "code.py").write_text("1\n")
+    git(library, "add", ".")
+    git(library, "commit", "-q", "-m", "one")
+    git(root, "init", "-q")
+    (root / ".gitignore").write_text("library\nruns\n")
+    (root / "runs").write_text("ignored\n")
+    for name in ("checked-out", "empty"):
+        git(root, "submodule", "--quiet", "add", "./library", f"more/{name}")
+    git(root, "submodule", "--quiet", "deinit", "--force", "more/empty")
+    files = context_files(load_recipe("bare", project))
+    assert "Containerfile.bare" in files and "more/checked-out/code.py" in files
+    assert not [name for name in files if name.startswith(("runs", "library", "more/empty")) or ".git/" in name]
+    assert files_hash(load_recipe("bare", project))
 
 
 def test_the_hash_follows_every_input_and_nothing_else(project: Project) -> None:

@@ -55,6 +55,8 @@ def test_layouts_and_archives_are_paths(tmp_path: Path) -> None:
     (tmp_path / "a.oci.tar").write_text("")
     assert parse_source("oci:dir:v1", tmp_path) == Source("oci", f"{tmp_path}/dir", "v1")
     assert parse_source("oci:dir:v1", tmp_path).name == "dir+v1"
+    whole = parse_source("oci:lay:out:docker.io/a/b:1", tmp_path)
+    assert (whole, whole.name) == (Source("oci", f"{tmp_path}/lay:out", "docker.io/a/b:1"), "lay+out+docker.io+a+b+1")
     assert parse_source("oci:lay:out", tmp_path) == Source("oci", f"{tmp_path}/lay:out")
     assert parse_source("oci-archive:a.oci.tar", tmp_path).name == "a"
     assert parse_source("oci-archive:a.oci.tar:v1", tmp_path) == Source("oci-archive", f"{tmp_path}/a.oci.tar", "v1")

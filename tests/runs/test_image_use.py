@@ -15,7 +15,7 @@ import pytest
 
 from runner.images.importer.importer import import_image
 from runner.images.importer.plan import ImportRequest
-from runner.machine import sessions
+from runner.machine import files, sessions
 from runner.machine.report import Quiet
 from runner.project import Project
 from runner.runs.run import SUBMITTED, Run, save
@@ -97,6 +97,25 @@ def test_gc_takes_what_nothing_names(place: Place) -> None:
     assert place("gc", "--ended").stdout == f"{place.paths[0]}\n"
     assert place("gc", "--ended").stdout == ""
     assert (place.images / "app.sqsh").resolve() == place.paths[2]
+
+
+def test_gc_sees_the_users_own_links_whatever_their_suffix(place: Place) -> None:
+    (place.images / "stable.squashfs").symlink_to(place.paths[0].name)
+    (place.images / "loop").symlink_to("loop")
+    elsewhere = place.root / place.paths[1].name
+    elsewhere.touch()
+    (place.images / "other.sqsh").symlink_to(elsewhere)
+    assert place("gc").stdout == f"{place.paths[1]}\n"
+    assert place("gc", place.paths[0].name).stdout == f"{place.paths[0]}\n"
+    assert (place.images / "stable.squashfs").is_symlink()
+
+
+def test_what_gc_cannot_remove_keeps_no_other_file_and_is_the_error(place: Place) -> None:
+    first, second = place.paths[:2]
+    with files.locked(second):  # as an import does; it comes first, because it is newer
+        done = place("gc", code=1)
+    assert (done.stdout, first.exists(), second.exists()) == (f"{first}\n", False, True)
+    assert "1 of 3 files" in done.stderr and "another process has locked" in done.stderr
 
 
 def test_gc_refuses_what_a_running_job_uses(place: Place, sleeper: int) -> None:

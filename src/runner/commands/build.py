@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -15,7 +16,7 @@ from runner.errors import RunnerError
 from runner.images.build.base import BuildOptions
 from runner.images.build.build import build, dry_run
 from runner.images.build.job import BuildJob, check_account, goes_to_a_job, run, script, submission
-from runner.images.recipe import load_recipe
+from runner.images.recipe import Recipe, check_platform, load_recipe
 from runner.images.squashfs_file import find_squashfs
 from runner.machine import folders
 from runner.machine.report import Report
@@ -36,6 +37,8 @@ def build_image(args: argparse.Namespace, console: Console) -> int:
     console.say(f"recipe: {recipe.path}")
     options = _build_options(args)
     site = chosen_site(args, console) if args.then_import else None
+    if site is not None:
+        options, site = on_one_platform(recipe, options, site)
     if site is not None and goes_to_a_job(site, os.environ):
         return _build_in_a_job(recipe.name, site, args, console)
     if args.dry_run:
@@ -52,6 +55,16 @@ def build_image(args: argparse.Namespace, console: Console) -> int:
     else:
         console.answer(image.reference)
     return 0
+
+
+def on_one_platform(recipe: Recipe, options: BuildOptions, site: Site) -> tuple[BuildOptions, Site]:
+    """Both for the platform that the user chose, else for that of the site's nodes, so that the import after the build
+    accepts the image."""
+    if options.platform is None:
+        platform = f"linux/{site.architecture}" if site.architecture else None
+        return replace(options, platform=platform), site
+    platform = check_platform(recipe, options.platform)
+    return options, replace(site, architecture=platform.partition("/")[2])
 
 
 def _build_in_a_job(name: str, site: Site, args: argparse.Namespace, console: Console) -> int:
@@ -76,7 +89,7 @@ def _build_in_a_job(name: str, site: Site, args: argparse.Namespace, console: Co
     here = Path.cwd()
     job = BuildJob(name, here, here, words, site.container_storage or "", site.images(os.environ))
     if args.dry_run:
-        console.say(" ".join(submission(job, site, args.sbatch)))
+        console.say(shlex.join(submission(job, site, args.sbatch)))
         console.answer(script(job))
         return 0
     check_account(site, args.sbatch, os.environ)

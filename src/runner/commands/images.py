@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -34,6 +34,12 @@ from runner.runs.gc import (
 from runner.runs.history import parse_since
 from runner.runs.run import list_runs
 from runner.site import Site
+
+TYPE_CHECKING = False  # `typing` costs start-up time
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    Item = TypeVar("Item")
 
 
 def list_images(args: argparse.Namespace, console: Console) -> int:
@@ -146,21 +152,36 @@ def collect_garbage(args: argparse.Namespace, console: Console) -> int:
     site = chosen_site(args, console)
     folder, uses = image_uses(site, console)
     console.say(f"folder: {folder}")
-    going = (
+    going: Sequence[ImageUse] = (
         chosen_images(args.files, uses, folder)
         if args.files
         else unused_images(uses, ended=args.ended)
     )
     rows = sarus_store.list_images() if _uses_store(site) else ()
-    sizes = [_size_bytes(use.image, rows) for use in going]
+    sizes = {use.name: _size_bytes(use.image, rows) for use in going}
+    failures: list[RunnerError] = []
     if not args.dry_run:
         clear_leftovers(folder, console)
-        for use in going:
-            remove_image(use, folder)
-    freed = sum(sizes)
+        going, failures = _remove_each(going, lambda use: remove_image(use, folder))
+    freed = sum(sizes[use.name] for use in going)
     what = f"{len(going)} of {len(uses)} {'images' if _uses_store(site) else 'files'}"
     names = [use.image.path if isinstance(use.image, Squashfs) else use.name for use in going]
-    return _print_removed(names, what, freed, args, console)
+    return _print_removed(names, what, freed, args, console, failures)
+
+
+def _remove_each(
+    items: Sequence[Item], remove: Callable[[Item], None]
+) -> tuple[list[Item], list[RunnerError]]:
+    """What was removed, and the errors about the rest: one that cannot be removed keeps no others."""
+    removed, failures = [], []
+    for item in items:
+        try:
+            remove(item)
+        except RunnerError as error:
+            failures.append(error)
+        else:
+            removed.append(item)
+    return removed, failures
 
 
 def _size_bytes(image: Squashfs | Stored, rows: Sequence[Row]) -> int:
@@ -178,9 +199,10 @@ def _print_removed(
     freed_bytes: int,
     args: argparse.Namespace,
     console: Console,
+    failures: Sequence[RunnerError],
     **more: object,
 ) -> int:
-    """Print the paths, and how much space they took; with --json also `more`."""
+    """Print the paths, and how much space they took; with --json also `more`. Then raises the last of the failures."""
     if args.json:
         removed = {
             "removed": [str(path) for path in paths],
@@ -188,11 +210,15 @@ def _print_removed(
             "dry_run": args.dry_run,
         }
         console.answer_json({**removed, **more})
-        return 0
-    for path in paths:
-        console.answer(str(path))
-    done = ", would be removed" if args.dry_run else " removed"
-    console.say(f"{what}, {freed_bytes / 1e6:,.0f} MB{done}")
+    else:
+        for path in paths:
+            console.answer(str(path))
+        done = ", would be removed" if args.dry_run else " removed"
+        console.say(f"{what}, {freed_bytes / 1e6:,.0f} MB{done}")
+    for failure in failures[:-1]:
+        console.warn(f"{failure.what}: {failure.why}")
+    if failures:
+        raise failures[-1]
     return 0
 
 
@@ -217,17 +243,20 @@ def collect_runs(args: argparse.Namespace, console: Console) -> int:
         console.say(f"kept: {run.name}: {why}")
     paths = [run.code if args.code else run.folder for run in going]
     paths = [path for path in paths if path.is_dir() and any(path.iterdir())]
-    freed = sum(size_bytes(path) for path in paths)
+    sizes = {path: size_bytes(path) for path in paths}
+    failures: list[RunnerError] = []
     if not args.dry_run:
-        for path in paths:
+
+        def remove_path(path: Path) -> None:
             remove(path)
             if args.code:
                 folders.make(path)  # containers mount this folder, so it must exist
+
+        paths, failures = _remove_each(paths, remove_path)
         for path in (*empty_sweeps(folder), *snapshot.unused_stores(folder)):
             remove(path)
         for path in leftovers(folder):
             folders.remove(path)
     what = f"{len(paths)} {'snapshots' if args.code else 'runs'}"
-    return _print_removed(
-        paths, what, freed, args, console, kept={run.name: why for run, why in kept}
-    )
+    freed, reasons = sum(sizes[path] for path in paths), {run.name: why for run, why in kept}
+    return _print_removed(paths, what, freed, args, console, failures, kept=reasons)

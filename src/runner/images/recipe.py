@@ -93,6 +93,14 @@ def _with_torch(recipe: Recipe) -> Recipe:
     return replace(recipe, build_args={"TORCH": recipe.torch, **recipe.build_args})
 
 
+def with_build_args(recipe: Recipe, own: Mapping[str, str]) -> Recipe:
+    """The recipe with the user's build arguments, which override its own. BASE replaces its list of bases."""
+    arguments = {**recipe.build_args, **own}
+    if not recipe.bases or not own.get("BASE"):
+        return replace(recipe, build_args=arguments)
+    return replace(recipe, bases=(Base(arguments.pop("BASE")),), build_args=arguments)
+
+
 def recipe_names(project: Project) -> tuple[str, ...]:
     """Every recipe of the project, with or without a TOML file."""
     bare = {
@@ -126,8 +134,7 @@ def _bare_containerfile(name: str, project: Project) -> Recipe | None:
             raise RunnerError(
                 f"there is no recipe {name!r}", f"{path} does not exist", "check the path"
             )
-        short = path.name.partition(".")[2] or path.parent.name
-        return Recipe(image_name(short), path, path.parent, path, context=None)
+        return Recipe(image_name(_name_in(path)), path, path.parent, path, context=None)
     for root in project.roots:
         if (root / "containers" / f"{name.removesuffix('.toml')}.toml").is_file():
             return None
@@ -139,9 +146,25 @@ def _bare_containerfile(name: str, project: Project) -> Recipe | None:
     return None
 
 
+def _name_in(path: Path) -> str:
+    """NAME of `Containerfile.NAME`, `NAME.Containerfile` and NAME.*; the folder's name for `Containerfile` alone.
+
+    Docker's names work too.
+    """
+    before, _, after = path.name.partition(".")
+    if before.lower() in ("containerfile", "dockerfile"):
+        return after or path.parent.name
+    return path.stem
+
+
 def image_name(name: str) -> str:
-    """A name that an OCI repository may have. Source: distribution-spec, <name>: lower case, `a-z0-9._-`."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "image"
+    """A name that an OCI repository may have, as close to `name` as possible.
+
+    Source: distribution-spec, <name>: lower-case letters and digits, separated by one of `.`, `_`, `__` or some `-`.
+    """
+    parts = re.split(r"([^a-z0-9]+)", name.lower())
+    valid = (part if re.fullmatch(r"[a-z0-9]*|[._]|__|-+", part) else "-" for part in parts)
+    return "".join(valid).strip("._-") or "image"
 
 
 def _read(path: Path, base_tag: str | None) -> Recipe:
@@ -315,7 +338,7 @@ def context_files(recipe: Recipe) -> tuple[str, ...]:
 
 
 def _all_files(folder: Path) -> tuple[str, ...]:
-    """Every file of a folder; in a git work tree, only those that git does not ignore."""
+    """Every file of a folder; in a git work tree, only those that git does not ignore, with those of submodules."""
     listed = None
     if process.which("git"):
         argv = (
@@ -332,7 +355,15 @@ def _all_files(folder: Path) -> tuple[str, ...]:
         listed = done.stdout.split("\0") if done.exit_code == 0 else None
     if listed is None:
         listed = [str(file.relative_to(folder)) for file in folder.rglob("*") if _counts(file)]
-    return tuple(sorted({name for name in listed if name and os.path.lexists(folder / name)}))
+    names: set[str] = set()
+    for name in {str(Path(name)) for name in listed} - {"."}:
+        path = folder / name
+        if path.is_dir() and not path.is_symlink():
+            # of a submodule or another repository, git lists only the folder
+            names.update(f"{name}/{file}" for file in _all_files(path))
+        elif os.path.lexists(path):
+            names.add(name)
+    return tuple(sorted(names))
 
 
 def _counts(file: Path) -> bool:

@@ -193,13 +193,15 @@ def parse_source(text: str, start: Path) -> Source:
 
 
 def _path_source(text: str, scheme: str, rest: str, start: Path) -> Source:
-    path, tag = rest, ""
-    if (
+    path, tags = rest, list[str]()
+    # a tag may contain colons too: podman and containerd write whole references, such as docker.io/a:1
+    while (
         scheme != "docker-archive"
-        and not (start / Path(rest).expanduser()).exists()
-        and ":" in rest
+        and ":" in path
+        and not (start / Path(path).expanduser()).exists()
     ):
-        path, _, tag = rest.rpartition(":")
+        path, _, last = path.rpartition(":")
+        tags.insert(0, last)
     whole = (start / Path(path).expanduser()).resolve()
     if not path or not whole.exists():
         raise RunnerError(
@@ -211,7 +213,7 @@ def _path_source(text: str, scheme: str, rest: str, start: Path) -> Source:
         raise _invalid_source(
             text, "oci: needs the folder of a layout; oci-archive: and docker-archive: need a file"
         )
-    return Source(scheme, str(whole), tag)
+    return Source(scheme, str(whole), ":".join(tags))
 
 
 def registry_of(text: str) -> str:

@@ -149,11 +149,16 @@ def find_squashfs(link_or_path: Path) -> Squashfs | None:
 def list_squashfs(folder: Path) -> list[tuple[Squashfs, tuple[str, ...]]]:
     """The squashfs files of a folder, the newest first, each with the names of the symlinks that point to it."""
     links: dict[str, list[str]] = {}
-    paths = sorted(folder.glob("*.sqsh")) if folder.is_dir() else []
+    real = folder.resolve()
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
     for path in paths:
-        if path.is_symlink():
-            links.setdefault(path.resolve().name, []).append(path.name)
-    files = [path for path in paths if not path.is_symlink()]
+        # a link of the user's own may have another suffix; a hidden one was left by a killed import
+        if path.is_symlink() and not path.name.startswith("."):
+            with suppress(OSError, RuntimeError):  # links in a circle
+                target = path.resolve()
+                if target.parent == real:
+                    links.setdefault(target.name, []).append(path.name)
+    files = [path for path in paths if path.suffix == ".sqsh" and not path.is_symlink()]
     found = []
     for path in files:
         squashfs = read_squashfs(path)

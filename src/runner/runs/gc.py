@@ -12,7 +12,7 @@ from pathlib import Path
 from runner.errors import RunnerError, unknown
 from runner.images import sarus_store
 from runner.images.sarus_store import Stored
-from runner.images.squashfs_file import Squashfs, index_path, sidecar
+from runner.images.squashfs_file import Squashfs, index_path, link_is_ours, sidecar
 from runner.machine import files, folders
 from runner.runs.run import PREPARING, RECORD, Run, members
 from runner.runs.schedulers.scheduler import by_scheduler
@@ -214,7 +214,8 @@ def remove_image(use: ImageUse, folder: Path) -> None:
         return
     path = image.path
     with files.explained(f"remove {path}"), files.locked(path, timeout_seconds=5):
-        for name in use.links:
-            folders.discard(path.parent / name)
+        for link in (path.parent / name for name in use.links):
+            if link_is_ours(link):
+                folders.discard(link)
         for part in (path, index_path(path), sidecar(path)):
             folders.discard(part)

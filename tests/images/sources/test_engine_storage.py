@@ -8,6 +8,7 @@ import random
 import subprocess
 import tarfile
 from contextlib import AbstractContextManager
+from pathlib import Path
 from types import SimpleNamespace
 
 import docker.errors
@@ -16,7 +17,7 @@ import pytest
 from runner.errors import RunnerError
 from runner.images.layers.layer import LayeredImage
 from runner.images.reference import Source
-from runner.images.sources.engine_storage import LABEL, DockerStore, clear_containers
+from runner.images.sources.engine_storage import LABEL, DockerStore, PodmanStore, clear_containers
 from runner.machine import probe, sessions
 from runner.machine.report import Quiet
 from tests.images.handmade import make_tar, open_source, read_layer, write_docker_archive
@@ -129,3 +130,36 @@ def test_a_daemon_that_dies_midway_is_an_error(podman: Podman) -> None:
             server.kill()
             podman.run("rm", "--force", *left(podman).split(), check=False)  # the daemon could not
             podman.run("rmi", "--force", "localhost/heavy:1", stored.HANDMADE, check=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nvcr.io#nvidia/pytorch:24.06-py3", "Error: inspecting object: invalid reference format"),
+        ("Mine", "Error: inspecting object: repository name must be lowercase"),
+    ],
+)
+def test_a_name_that_no_image_can_have_is_a_missing_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str
+) -> None:
+    (tmp_path / "podman").write_text(f"#!/bin/sh\necho '{words}' >&2\nexit 125\n")
+    (tmp_path / "podman").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert PodmanStore(os.environ).find(name) is None
+
+    def refuse(_: str) -> None:
+        raise docker.errors.APIError("400", SimpleNamespace(status_code=400, reason="Bad Request", url=""))
+
+    assert DockerStore(SimpleNamespace(api=SimpleNamespace(inspect_image=refuse))).find(name) is None
+
+
+def test_a_machine_without_engines_tells_how_to_read_from_a_registry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    environ = {"PATH": str(tmp_path), "DOCKER_HOST": f"unix://{tmp_path}/no.sock"}
+    with pytest.raises(RunnerError) as caught, open_source(Source("", "nvcr.io/nvidia/pytorch:24.06-py3"), environ):
+        pass
+    assert caught.value.fix.startswith(
+        "to read from a registry: docker://REGISTRY#IMAGE:TAG\nor use a machine that has"
+    )

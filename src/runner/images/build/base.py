@@ -54,7 +54,10 @@ def debian_reference(base: Base, platform: str) -> str:
 
 
 def known_bases(recipe: Recipe, build: BuildContext) -> list[ResolvedBase]:
-    """The bases whose digest is known without asking a registry, in the recipe's order."""
+    """The bases whose digest is known without asking a registry, in the recipe's order, up to the one in the storage.
+
+    A build would take that one: an image on a later base, from when this one was not available, is out of date.
+    """
     if not recipe.bases:
         return [NO_BASE]
     found = []
@@ -65,7 +68,7 @@ def known_bases(recipe: Recipe, build: BuildContext) -> list[ResolvedBase]:
         image = build.store.find(base.image)
         if image and image.architecture == build.architecture:
             found.append(_pinned(base.image, image, "already in the engine's storage"))
-            continue
+            break
         latest = build.store.find(f"{recipe.repository}:latest")
         if latest and latest.labels.get(BASE_LABEL) == base.image:
             # the base was removed from the storage (podman image prune), but the image built on it still exists

@@ -32,6 +32,7 @@ from runner.images.recipe import (
     declares_base,
     files_hash,
     with_arguments,
+    with_build_args,
 )
 from runner.images.sources.engine_storage import Image
 from runner.machine import files, folders, probe, process
@@ -150,7 +151,7 @@ def prepare(
         report=report,
         options=options,
     )
-    return context, replace(recipe, build_args={**recipe.build_args, **options.build_args})
+    return context, with_build_args(recipe, options.build_args)
 
 
 def plan_build(

@@ -70,7 +70,7 @@ def join(one: HostSettings, two: HostSettings) -> HostSettings:
 
 
 def pip_layers(environ: Mapping[str, str]) -> list[dict[str, str]]:
-    """pip's settings, the weakest first: global files, the user's files, PIP_CONFIG_FILE, the variables PIP_*.
+    """pip's settings, the weakest first: global files, the user's files or PIP_CONFIG_FILE, the variables PIP_*.
 
     Source: pip's documentation, "Configuration". Raises RunnerError for a file that pip cannot read either.
     """
@@ -79,10 +79,15 @@ def pip_layers(environ: Mapping[str, str]) -> list[dict[str, str]]:
         Path(folder) / "pip/pip.conf"
         for folder in (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")
     ]
-    paths += [Path("/etc/pip.conf"), home / ".pip/pip.conf"]
-    paths += [Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "pip/pip.conf"]
-    if named := environ.get("PIP_CONFIG_FILE"):
-        paths = [] if named == "/dev/null" else [*paths, Path(named)]
+    paths += [Path("/etc/pip.conf")]
+    own = Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "pip/pip.conf"
+    named = environ.get("PIP_CONFIG_FILE") or ""
+    if named == "/dev/null":
+        paths = []
+    elif named and Path(named).exists():  # instead of the user's files
+        paths += [Path(named)]
+    else:
+        paths += [home / ".pip/pip.conf", own]
     layers = [_read_pip_file(path) for path in paths if path.is_file()]
     variables = {
         name.removeprefix("PIP_").lower().replace("_", "-"): value

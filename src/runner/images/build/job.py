@@ -89,7 +89,7 @@ def check_account(site: Site, flags: Sequence[str], environ: Mapping[str, str]) 
     named = (
         site.account
         or environ.get("SBATCH_ACCOUNT")
-        or any(flag.startswith(("--account", "-A")) for flag in flags)
+        or any(flag.startswith(("--account", "-A")) for flag in (*site.sbatch, *flags))
     )
     if site.account_required and not named:
         raise RunnerError(

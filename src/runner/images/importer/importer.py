@@ -114,6 +114,8 @@ def _refuse_foreign(plan: ImportPlan, options: ImportOptions) -> None:
     """Raise RunnerError if the import would replace a file or link that belongs to another image or program."""
     target = plan.target
     if options.output and not plan.reuse:
+        if not options.importer:  # in its folder, nothing belongs to another program
+            _refuse_output(target)
         for path, ours in (
             (sidecar(target), is_sidecar(sidecar(target), target)),
             (index_path(target), is_index(index_path(target))),
@@ -142,6 +144,20 @@ def _refuse_foreign(plan: ImportPlan, options: ImportOptions) -> None:
             f"{plan.link.name} belongs to another image",
             f"it points to {other.path.name}, which comes from {whose} ({other.source})",
             f"import with -o FILE, or free the name for this image: rm {plan.link}",
+        )
+
+
+def _refuse_output(target: Path) -> None:
+    """Raise RunnerError for a folder and for a symlink, which even --force does not replace."""
+    if target.is_dir():
+        raise RunnerError(
+            f"{target} is a folder", "-o names the squashfs file to write", f"-o {target}/NAME.sqsh"
+        )
+    if target.is_symlink():
+        raise RunnerError(
+            f"{target} is a symlink to {target.readlink()}",
+            "`import -o FILE` writes a file, and never replaces a symlink",
+            f"choose another name for -o, or remove the link: rm {target}",
         )
 
 

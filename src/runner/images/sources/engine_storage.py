@@ -77,6 +77,16 @@ _LIST_SECONDS = 5.0
 _REMOVE_SECONDS = 60.0
 
 
+# what podman says about a missing image, and about a name that no image can have, such as enroot's REGISTRY#IMAGE
+_MISSING = (
+    "image not known",
+    "no such image",
+    "failed to find image",
+    "invalid reference format",
+    "repository name must be lowercase",
+)
+
+
 class PodmanStore:
     """podman's storage through its executable."""
 
@@ -88,10 +98,7 @@ class PodmanStore:
         done = process.run(("podman", "image", "inspect", reference), env=self.env, check=False)
         if done.exit_code == 0:
             return from_inspect(json.loads(done.stdout)[0], "podman", reference)
-        if any(
-            words in done.stderr
-            for words in ("image not known", "no such image", "failed to find image")
-        ):
+        if any(words in done.stderr for words in _MISSING):
             return None
         raise process.failed(done, "podman info   (prints what is wrong with the storage)")
 
@@ -165,8 +172,12 @@ class DockerStore:
     def find(self, reference: str) -> Image | None:
         import docker.errors
 
-        with _asking("inspect an image"), suppress(docker.errors.ImageNotFound):
-            return from_inspect(self.client.api.inspect_image(reference), "docker", reference)
+        with _asking("inspect an image"):
+            try:
+                return from_inspect(self.client.api.inspect_image(reference), "docker", reference)
+            except docker.errors.APIError as error:
+                if error.status_code not in (400, 404):  # 400: no image can have this name
+                    raise
         return None
 
     def create(self, image: Image, name: str, labels: Mapping[str, str]) -> str:

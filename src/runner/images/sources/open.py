@@ -16,6 +16,8 @@ from runner.machine import probe
 from runner.machine.report import Report
 from runner.project import Project
 
+_FROM_REGISTRY = "to read from a registry: docker://REGISTRY#IMAGE:TAG"
+
 
 @dataclass(frozen=True)
 class Access:
@@ -92,9 +94,13 @@ def find_stored(source: Source, access: Access, report: Report) -> tuple[Engine,
     """The engine whose storage has the image of a source, and that image. Raises RunnerError if it is missing."""
     from runner.images.sources.engine_storage import find
 
-    engine = choose_engine(
-        {"podman": "podman", "dockerd": "docker"}.get(source.scheme, access.engine), access.environ
-    )
+    requested = {"podman": "podman", "dockerd": "docker"}.get(source.scheme, access.engine)
+    try:
+        engine = choose_engine(requested, access.environ)
+    except RunnerError as error:
+        if source.scheme or source.reference in recipe_names(access.project):
+            raise
+        raise RunnerError(error.what, error.why, f"{_FROM_REGISTRY}\nor {error.fix}") from error
     report.say(f"engine: {engine.name} ({engine.why})")
     for note in engine.notes:
         report.detail(note)
@@ -127,6 +133,6 @@ def _find_bare(source: Source, engine: Engine, access: Access, report: Report) -
             "recipe or image",
             name,
             recipe_names(project),
-            "to read from a registry: docker://REGISTRY#IMAGE:TAG",
+            _FROM_REGISTRY,
         )
     return image
