@@ -193,6 +193,14 @@ def test_other_programs_are_refused_by_name():
         (("srun", "--container-image=i", "a", ":", "b"), "srun `:`: it starts several programs"),
         (("srun", "--container-image=i", "--container-save=s.sqsh", "a"), "--container-save=s.sqsh: a job's changes"),
         (("srun", "-N2", "-n7", "--container-image=i", "a"), "--ntasks=7: it cannot be divided evenly among 2 nodes"),
+        (
+            ("srun", "-N2", "-n4", "--ntasks-per-node=4", "--container-image=i", "a"),
+            "--ntasks=4: it is not nodes × tasks_per_node, which is 2 × 4",
+        ),
+        (
+            ("srun", "-n7", "--ntasks-per-node=4", "--container-image=i", "a"),
+            "--ntasks=7: it cannot be divided evenly among 2 nodes",
+        ),
         (("srun", "-w", "n1,n2", "--container-image=i", "a"), "the number of nodes is not given: add --nodes"),
         (
             ("srun", "-N4", "--container-image=i", "torchrun", "--nnodes", "2", "a.py"),
@@ -232,6 +240,8 @@ def test_programs(words, job):
         (("-N2", "-n8"), {"nodes": 2, "tasks_per_node": 4}),
         (("--gres=gpu:h100:4",), {"gpus_per_node": 4}),
         (("--gpus=8", "--nodes", "2"), {"gpus_per_node": 4, "nodes": 2}),
+        (("-n8", "--ntasks-per-node=4"), {"nodes": 2, "tasks_per_node": 4}),
+        (("--gpus=8", "--gpus-per-node=4", "-n8"), {"gpus_per_node": 4, "nodes": 2, "tasks_per_node": 4}),
         (("--gpus=0",), {"gpus_per_node": 0}),
         (("--gpus-per-task=1", "--ntasks-per-node=4"), {"gpus_per_node": 4, "tasks_per_node": 4}),
         (("--mem=450G", "-t", "30", "-pnormal", "-A", "a1"),

@@ -17,6 +17,7 @@ from runner.runs.adopt import containers
 from runner.runs.adopt.adopted import Adopted, plain
 from runner.runs.checks import NAME, check_variable
 from runner.runs.schedulers import flags
+from runner.runs.schedulers.directives import nodes_for
 from runner.runs.secrets import HIDDEN, hide_words
 
 _KEYS = {"ntasks-per-node": "tasks_per_node", "cpus-per-task": "cpus_per_task", "mem": "memory"}
@@ -116,13 +117,21 @@ class Draft:
         """Convert totals to numbers per node."""
         if "nodes" not in self.resources and any("--nodelist=" in flag for flag in self.sbatch):
             self.adopted.refuse_job("--nodelist", "the number of nodes is not given: add --nodes")
-        for name, key in (("ntasks", "tasks_per_node"), ("gpus", "gpus_per_node")):
+        pairs = (("ntasks", "tasks_per_node"), ("gpus", "gpus_per_node"))
+        needed = nodes_for(*((self.totals.get(a, 0), self.resources.get(b, 0)) for a, b in pairs))
+        if needed > 1:
+            self.resources.setdefault("nodes", needed)
+        for name, key in pairs:
             count, nodes = self.totals.get(name), self.resources.get("nodes", 1)
-            if count is not None and key not in self.resources:
-                self.resources[key] = count // nodes
-                if count % nodes:
-                    why = f"it cannot be divided evenly among {nodes} nodes"
-                    self.adopted.refuse_job(f"--{name}={count}", why)
+            if count is None:
+                continue
+            each = self.resources.setdefault(key, count // nodes)
+            if count % nodes:
+                why = f"it cannot be divided evenly among {nodes} nodes"
+                self.adopted.refuse_job(f"--{name}={count}", why)
+            elif each * nodes != count:
+                why = f"it is not nodes × {key}, which is {nodes} × {each}"
+                self.adopted.refuse_job(f"--{name}={count}", why)
         tasks = self.resources.get("tasks_per_node", 1)
         if "gpus-per-task" in self.totals and "gpus_per_node" not in self.resources:
             self.resources["gpus_per_node"] = self.totals["gpus-per-task"] * tasks

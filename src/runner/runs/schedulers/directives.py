@@ -124,16 +124,25 @@ def requested(options: Layer) -> Resources:
         found = re.search(r"(\d+)\D*$", text(name))
         return int(found[1]) if found else 0
 
-    nodes = max(1, number("nodes"))
+    ntasks, tasks, gpus = number("ntasks"), number("ntasks-per-node"), number("gpus-per-node")
+    nodes = number("nodes") or nodes_for((ntasks, tasks), (number("gpus"), gpus))
     gres = _gpus_of_gres(text("gres"))
-    tasks = number("ntasks-per-node") or -(-number("ntasks") // nodes) or 1
-    gpus = number("gpus-per-node") or gres or -(-number("gpus") // nodes)
+    tasks = tasks or -(-ntasks // nodes) or 1
+    gpus = gpus or gres or -(-number("gpus") // nodes)
     found = Resources(
         nodes, gpus or number("gpus-per-task") * tasks, account=text("account") or None
     )
     with suppress(RunnerError):
         return replace(found, time_minutes=time_limit_minutes(text("time"), "time"))
     return found
+
+
+def nodes_for(*counts: tuple[int, int]) -> int:
+    """The nodes of a job without --nodes: as many as its tasks and its GPUs, each (total, number per node), need.
+
+    A number that is not given is 0. Source: Slurm 25.11, src/common/slurm_opt.c and src/slurmctld/gres_ctld.c.
+    """
+    return max([1, *(-(-total // per_node) for total, per_node in counts if per_node)])
 
 
 def _gpus_of_gres(gres: str) -> int:
