@@ -94,7 +94,7 @@ def test_registries_are_written_as_every_version_of_enroot_reads_them(given, ima
         (("-v", "/a", "i"), "anonymous volume"),
         (("-v", "/a:/b:O", "i"), "-v /a:/b:O: mounts of an EDF do not have the flags O"),
         (("--mount", "type=bind,src=/a,dst=/b,x=y", "i"), "mounts of an EDF do not have the flags x=y"),
-        (("--mount", "type=tmpfs,dst=/a", "i"), "not tmpfs"),
+        (("--mount", "type=tmpfs,dst=/a", "i"), "an EDF cannot mount a tmpfs"),
         (("--tmpfs", "/a", "i"), "cannot mount a tmpfs"),
         (("--network=none", "i"), "--network=none: not carried over"),
         (("-v", "/dev/shm:/dev/shm", "i"), "-v /dev/shm:/dev/shm: not needed"),
@@ -207,6 +207,13 @@ def test_other_programs_are_refused_by_name():
             "not the number of nodes of srun",
         ),
         (("srun", "--container-image=i", "a", "--api-key", "s3cret-of-mine"), "…: it looks like a secret"),
+        (
+            ("docker", "run", "--mount", "type=volume,src=v,dst=/v", "a/b", "c"),
+            "'v' is a volume in the engine's storage",
+        ),
+        (("docker", "run", "--mount", "source=v,target=/v", "a/b", "c"), "'v' is a volume in the engine's storage"),
+        (("podman", "run", "--mount", "type=image,src=i,dst=/i", "a/b", "c"), "mounts folders and files, not image"),
+        (("docker", "run", "--volumes-from", "other", "a/b", "c"), "other: write the mounts of that container"),
         (("docker", "run", "a/worker:1", "--model", "m"), "--model: only the image knows its entrypoint"),
     ],
 )
@@ -226,6 +233,8 @@ def test_what_an_edf_or_job_file_cannot_say_is_refused(words, why):
          "launcher": "torchrun", "resources": {"nodes": 2, "tasks_per_node": 4}}),
         (("torchrun", "--nproc_per_node=gpu", "x.py"), {"command": ["torchrun", "--nproc_per_node=gpu", "x.py"],
          "launcher": "none"}),
+        (("torchrun", "--nnodes=1:2", "--nproc_per_node=4", "x.py"),
+         {"command": ["torchrun", "--nnodes=1:2", "--nproc_per_node=4", "x.py"], "launcher": "none"}),
         (("env", "RANK=0", "x"), {"command": ["env", "RANK=0", "x"], "launcher": "srun"}),
     ],
 )  # fmt: skip

@@ -181,9 +181,10 @@ class Draft:
             program = ("-m", *program)
         values.pop("no-python", None)
         unknown = [name for name in values if not _OF_LAUNCHER.fullmatch(name)]
-        if unknown or not processes.isdigit() or self.resources.get("tasks_per_node", 1) != 1:
+        fixed = processes.isdigit() and (nodes.isdigit() or not nodes)
+        if unknown or not fixed or self.resources.get("tasks_per_node", 1) != 1:
             return
-        if nodes.isdigit() and self.resources.setdefault("nodes", int(nodes)) != int(nodes):
+        if nodes and self.resources.setdefault("nodes", int(nodes)) != int(nodes):
             self.adopted.refuse_job(f"--nnodes {nodes}", "it is not the number of nodes of srun")
         self.launcher, self.command = "torchrun", program
         self.resources["tasks_per_node"] = int(processes)
