@@ -248,6 +248,9 @@ def test_programs(words, job):
     [
         (("-N2", "-n8"), {"nodes": 2, "tasks_per_node": 4}),
         (("--gres=gpu:h100:4",), {"gpus_per_node": 4}),
+        (("--gres=gpu",), {"gpus_per_node": 1}),
+        (("--gres=gpu:0",), {"gpus_per_node": 0}),
+        (("--gres=nvme:1,gpu:a100:2",), {"gpus_per_node": 2}),
         (("--gpus=8", "--nodes", "2"), {"gpus_per_node": 4, "nodes": 2}),
         (("-n8", "--ntasks-per-node=4"), {"nodes": 2, "tasks_per_node": 4}),
         (("--gpus=8", "--gpus-per-node=4", "-n8"), {"gpus_per_node": 4, "nodes": 2, "tasks_per_node": 4}),

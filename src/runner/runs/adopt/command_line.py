@@ -17,7 +17,7 @@ from runner.runs.adopt import containers
 from runner.runs.adopt.adopted import Adopted, plain
 from runner.runs.checks import NAME, check_variable
 from runner.runs.schedulers import flags
-from runner.runs.schedulers.directives import nodes_for
+from runner.runs.schedulers.directives import gpus_of_gres, nodes_for
 from runner.runs.secrets import HIDDEN, hide_words
 
 _KEYS = {"ntasks-per-node": "tasks_per_node", "cpus-per-task": "cpus_per_task", "mem": "memory"}
@@ -62,9 +62,13 @@ class Draft:
                 self.totals[name] = int(value)
             case "gpus" | "gpus-per-task" if gpus and not gpus[1]:
                 self.totals[name] = int(gpus[2])
-            case "gpus-per-node" | "gres" if gpus and (name != "gres" or value[:4] == "gpu:"):
+            case "gpus-per-node" if gpus:
                 self.resources["gpus_per_node"] = int(gpus[2])
                 if gpus[1]:  # the kind of GPU; the flag overrides the one made of gpus_per_node
+                    self.sbatch.append(f"--{name}={value}")
+            case "gres" if re.search(r"(^|,)(gres[:/])?gpu(:|,|$)", value):
+                self.resources["gpus_per_node"] = gpus_of_gres(value)
+                if not re.fullmatch(r"gpu(:\d+)?", value):  # its kind, or other resources
                     self.sbatch.append(f"--{name}={value}")
             case "signal" if found := re.fullmatch(r".*@(\d+)", value):
                 self.save_seconds = int(found[1])

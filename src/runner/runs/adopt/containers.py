@@ -300,5 +300,5 @@ def _read_gpus(value: str, given: str, adopted: Adopted) -> None:
     else:
         adopted.gpus = int(devices[0]) if value.isdigit() else (adopted.gpus or 0) + len(devices)
     adopted.env.setdefault("NVIDIA_VISIBLE_DEVICES", "all")
-    what = "" if adopted.gpus is None else f"; the job gets {adopted.gpus} GPUs"
+    what = "" if adopted.gpus is None else ", and gpus_per_node in the job file"
     adopted.note(given, f"becomes NVIDIA_VISIBLE_DEVICES{what}")

@@ -126,7 +126,7 @@ def requested(options: Layer) -> Resources:
 
     ntasks, tasks, gpus = number("ntasks"), number("ntasks-per-node"), number("gpus-per-node")
     nodes = number("nodes") or nodes_for((ntasks, tasks), (number("gpus"), gpus))
-    gres = _gpus_of_gres(text("gres"))
+    gres = gpus_of_gres(text("gres"))
     tasks = tasks or -(-ntasks // nodes) or 1
     gpus = gpus or gres or -(-number("gpus") // nodes)
     found = Resources(
@@ -145,7 +145,7 @@ def nodes_for(*counts: tuple[int, int]) -> int:
     return max([1, *(-(-total // per_node) for total, per_node in counts if per_node)])
 
 
-def _gpus_of_gres(gres: str) -> int:
+def gpus_of_gres(gres: str) -> int:
     """The GPUs in `--gres`: `gpu` and `gpu:a100` are one, `gpu:4` and `gpu:a100:4` four. Source: sbatch(1) 25.11."""
     found = (
         re.fullmatch(r"(?:gres[:/])?gpu(?::[^:\d][^:]*)?(?::(\d+))?", part.strip())
