@@ -255,6 +255,7 @@ def test_programs(words, job):
         (("-n8", "--ntasks-per-node=4"), {"nodes": 2, "tasks_per_node": 4}),
         (("--gpus=8", "--gpus-per-node=4", "-n8"), {"gpus_per_node": 4, "nodes": 2, "tasks_per_node": 4}),
         (("--gpus=0",), {"gpus_per_node": 0}),
+        (("-N2", "--gpus=16", "--gpus-per-task=2"), {"nodes": 2, "gpus_per_node": 8, "tasks_per_node": 4}),
         (("--gpus-per-task=1", "--ntasks-per-node=4"), {"gpus_per_node": 4, "tasks_per_node": 4}),
         (("--mem=450G", "-t", "30", "-pnormal", "-A", "a1"),
          {"memory": "450G", "time": "30", "partition": "normal", "account": "a1"}),

@@ -122,6 +122,10 @@ class Draft:
         if "nodes" not in self.resources and any("--nodelist=" in flag for flag in self.sbatch):
             self.adopted.refuse_job("--nodelist", "the number of nodes is not given: add --nodes")
         pairs = (("ntasks", "tasks_per_node"), ("gpus", "gpus_per_node"))
+        all_gpus, gpus_of_task = (self.totals.get(name, 0) for name in ("gpus", "gpus-per-task"))
+        if all_gpus and gpus_of_task and "tasks_per_node" not in self.resources:
+            # Source: Slurm 25.11, srun(1), --gpus-per-task
+            self.totals.setdefault("ntasks", all_gpus // gpus_of_task)
         needed = nodes_for(*((self.totals.get(a, 0), self.resources.get(b, 0)) for a, b in pairs))
         if needed > 1:
             self.resources.setdefault("nodes", needed)
