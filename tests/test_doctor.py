@@ -163,7 +163,7 @@ def test_edf_path_must_name_folders_that_are_there_and_names_that_can_be_found(t
     (tmp_path / ".edf").mkdir()
     (tmp_path / ".edf/a.toml").write_text("")
     assert "1 environments" in lookup().text
-    assert lookup(EDF_PATH=f"{tmp_path}/.edf:/nowhere").text.endswith("missing folders: /nowhere")
+    assert lookup(EDF_PATH=f"{tmp_path}/.edf:/nowhere").text.endswith("missing or closed folders: /nowhere")
     (tmp_path / ".edf/b.toml.toml").write_text("")
     assert lookup().verdict == "wrong" and lookup().fix == f"mv {tmp_path}/.edf/b.toml.toml {tmp_path}/.edf/b.toml"
 

@@ -219,6 +219,8 @@ SCRIPTS = [
     advice("fixed-port", f"{TORCHRUN} --master-port 29500 x.py\n", f'{TORCHRUN} --master-port "$PORT" x.py\n'),
     advice("trace-prints-secrets", "set -ex\nexport HF_TOKEN=$(cat ~/.hf)\n", "set -e\nexport HF_TOKEN=$(cat ~/.hf)\n"),
     error("secret-value", "export HF_TOKEN=hf_abcdefghijklmnopqrst\n", "export HF_TOKEN=$(cat ~/.hf)\n"),
+    error("secret-value", "srun --export=ALL,WANDB_API_KEY=0a1b2c3d4e5f true\n", "srun --export=ALL true\n"),
+    error("secret-value", "#SBATCH --export=ALL,WANDB_API_KEY=0a1b2c3d4e5f\ntrue\n", "#SBATCH --export=ALL\ntrue\n"),
     advice(
         "path-lost",
         "srun --environment=plain bash -lc 'python x.py'\n",

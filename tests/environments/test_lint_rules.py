@@ -1,14 +1,21 @@
 """Each rule finds the file that breaks it alone, at its line; the fixed twin has no findings."""
 
+import os
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from runner.environments.edf import Mount, find_edf
+from runner.environments.environment import Environment
 from runner.environments.lint.check import Linter
 from runner.environments.lint.codes import CODES, SEVERITIES
-from runner.environments.lint.finding import Setting
+from runner.environments.lint.finding import Setting, Subject
+from runner.environments.lint.image import file
+from runner.environments.lint.mounts import missing_source
 from runner.environments.lint.problems import PROBLEMS
+from runner.errors import RunnerError
 from runner.images.sarus_store import Stored, write_record
 from runner.images.squashfs_file import Squashfs, as_json, sidecar
 from runner.project import Project
@@ -100,6 +107,28 @@ def test_a_rule_about_scripts_finds_its_mutant_and_leaves_the_mended_twin(place,
     check = linter({}, case.engine, case.site, case.setting)
     assert seen(check, written(place, head + case.broken, "job.sh")) == [(case.code, case.severity, case.line)]
     assert seen(check, written(place, head + case.fixed, "job.sh")) == []
+
+
+def test_closed_folders_of_others_are_findings_and_no_error(tmp_path):
+    """A colleague's EDF is checked to its end, and a closed folder in EDF_PATH hides no other."""
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    (closed / "a.sqsh").write_text("x")
+    own = Environment("it", None, str(closed / "a.sqsh"), mounts=(Mount(str(closed / "data"), "/data"),))
+    subject = Subject(own, Setting(load_site("local", {"HOME": "/h"}), "ce", {}))
+    project, user = Project(None, Path("/nowhere"), Path("/")), os.geteuid()
+    closed.chmod(0o000)
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        found = [*file(subject), *missing_source(subject)]
+        with pytest.raises(RunnerError, match="there is no environment 'it'"):
+            find_edf("it", project, {"EDF_PATH": str(closed)})
+    finally:
+        os.seteuid(user)
+        closed.chmod(0o700)
+    reasons = [f"cannot read {closed}/a.sqsh: Permission denied", f"cannot reach {closed}/data: Permission denied"]
+    assert [one.reason for one in found] == reasons
 
 
 @pytest.mark.parametrize("name", HARMLESS)

@@ -92,6 +92,8 @@ def test_resources_are_read_for_the_cost_and_the_record(tmp_path: Path) -> None:
         ("-N 2 --gpus-per-node=8 -t 60", 16),
         ("-N 2-4 --gpus-per-node=8 -t 60", 32),
         ("-N 2 --gres=gpu:a:2,gpu:b:1,shard:4 -t 60", 6),
+        ("--ntasks=16 --ntasks-per-node=8 --gres=gpu:8 -t 60", 16),
+        ("--gpus=16 --gpus-per-node=8 -t 60", 16),
         ("-N 2 --gpus-per-node=8 -t 60\n#SBATCH hetjob\n#SBATCH -N 1 --gpus-per-node=8 -t 30", 24),
         ("-N 1 -t 60\n#SBATCH packjob\n#SBATCH -N 3 -G 6 -t 120", 12),
         ("-N 2 --gpus-per-node=8 -t 60\n#SBATCH hetjob\n#SBATCH --gpus-per-node=8", None),

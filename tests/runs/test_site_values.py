@@ -10,6 +10,7 @@ from runner.environments.environment import Environment
 from runner.errors import RunnerError
 from runner.runs.job import Job, Resources
 from runner.runs.resolve import resolve
+from runner.site import Site
 from runner.site_files import load_site
 from tests.runs.scripts import (
     BARE,
@@ -88,6 +89,19 @@ def test_cpus_and_memory_follow_the_gpus_where_the_site_ties_them() -> None:
     with pytest.raises(RunnerError, match="requests 10 CPUs per node, but its GPUs allow only 8") as caught:
         resources(gpus_per_node=2, cpus_per_task=5)
     assert caught.value.fix.startswith("--cpus-per-task 4,")
+
+
+def test_memory_is_written_as_for_sbatch() -> None:
+    """Slurm also reads 64GB and 64g; a site's limit per GPU that it would not read is refused, not left out."""
+    twcc = replace(load_site("twcc", {"HOME": "/h"}), memory_per_gpu="90GB")
+
+    def memory(site: Site, **asked: object) -> str | None:
+        return resolve((overrides(gpus_per_node=2, **asked),), BARE, site).resources.memory
+
+    assert [memory(twcc, memory=text) for text in ("64GB", "64g", "500mb", "7")] == ["64GB", "64g", "500mb", "7"]
+    assert memory(twcc) == "180GB"
+    with pytest.raises(RunnerError, match="cannot read the memory '90 GB'"):
+        memory(replace(twcc, memory_per_gpu="90 GB"))
 
 
 def test_an_unknown_number_of_cpus_is_said() -> None:

@@ -309,21 +309,20 @@ def edf_lookup(environ: Mapping[str, str]) -> Diagnosis:
         text = f"EDF_PATH={environ['EDF_PATH']}"
     listed = environ.get("EDF_PATH") or f"{environ.get('HOME', '~')}/.edf"
     folders = [Path(folder) for folder in listed.split(":") if folder]
-    gone = [str(folder) for folder in folders if not folder.is_dir()]
+    there = [folder for folder in folders if files.exists(folder) and folder.is_dir()]
+    gone = [str(folder) for folder in folders if folder not in there]
     relative = [str(folder) for folder in folders if not folder.is_absolute()]
     if environ.get("EDF_PATH") and (gone or relative):
         why = f"not absolute: {', '.join(relative)}"
         if gone:
-            why = f"missing folders: {', '.join(gone)}"
+            why = f"missing or closed folders: {', '.join(gone)}"
         return Diagnosis(
             "EDF lookup",
             "wrong",
             f"{text}; {why}",
             "set EDF_PATH to absolute folders, separated by `:`",
         )
-    paths = [
-        path for folder in folders if folder.is_dir() for path in sorted(folder.glob("*.toml"))
-    ]
+    paths = [path for folder in there for path in sorted(folder.glob("*.toml"))]
     twice = [path for path in paths if path.name.endswith(".toml.toml")]
     if twice:
         fix = f"mv {shlex.quote(str(twice[0]))} {shlex.quote(str(twice[0].with_suffix('')))}"

@@ -19,6 +19,7 @@ from runner.located_toml import (
     typed,
     wrong_type,
 )
+from runner.machine import files
 from runner.project import Project
 from runner.site import Origin
 
@@ -170,10 +171,12 @@ def find_edf(name: str, project: Project, environ: Mapping[str, str]) -> Path:
             "check the path; a name without a slash is looked up in edf/, and in EDF_PATH or else ~/.edf",
         )
     stem = name.removesuffix(".toml")
-    folders = search_folders(project, environ)
+    # another user's folder may be closed
+    folders = tuple(filter(files.exists, search_folders(project, environ)))
     for folder in folders:
-        if (folder / f"{stem}.toml").is_file():
-            return folder / f"{stem}.toml"
+        path = folder / f"{stem}.toml"
+        if files.exists(path) and path.is_file():
+            return path
     if name != stem and (project.start / name).is_file():
         return project.start / name  # Sarus Suite treats NAME.toml as a path
     names = sorted({path.stem for folder in folders for path in folder.glob("*.toml")})

@@ -112,6 +112,17 @@ def is_file(path: str | Path) -> bool:
     return os.path.isfile(path)  # noqa: PTH113
 
 
+def why_denied(path: str | Path) -> str:
+    """Why this user cannot read a path, which may exist; empty if they can, or if it does not exist."""
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
 def modified(path: str | Path) -> float | None:
     """The modification time of a file, in Unix seconds; None if it cannot be read."""
     try:

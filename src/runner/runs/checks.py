@@ -13,12 +13,11 @@ from runner.expansion import expand
 from runner.quoting import WORD_BYTES
 from runner.runs.hub import CACHE_MOUNT
 from runner.runs.image import RUN_MOUNT
-from runner.runs.job import Job
+from runner.runs.job import MEMORY, Job
 from runner.site import Origin, Site
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_MEMORY = re.compile(r"\d+[KMGT]?")
 
 # the launcher or the batch script sets these for every task: other values would break the world size, or use another
 # job's port
@@ -170,7 +169,7 @@ def _check_numbers(job: Job) -> None:
             raise RunnerError(
                 f"{key} cannot be {getattr(job, key)!r}{_where(job.origins.get(key))}", why, fix
             )
-    if resources.memory is not None and not _MEMORY.fullmatch(resources.memory):
+    if resources.memory is not None and not MEMORY.fullmatch(resources.memory):
         raise RunnerError(
             f"cannot read the memory {resources.memory!r}{_where(job.origins.get('memory'))}",
             "the memory per node must be a number with K, M, G or T",

@@ -402,6 +402,10 @@ def _restart(document: Document) -> Restart:
     return Restart(**found, in_place=typed(document, ("restart", "in_place"), bool))
 
 
+MEMORY = re.compile(r"(\d+)((?:[KMGT]B?)?)", re.IGNORECASE)
+"""(number, unit) of an amount of memory. Source: Slurm 25.11, src/common/proc_args.c, str_to_mbytes"""
+
+
 def time_limit_minutes(text: str, what: str) -> int:
     """Convert `M`, `M:S`, `H:M:S`, `D-H`, `D-H:M` or `D-H:M:S` to minutes, rounded up. Source: sbatch(1), --time."""
     found = re.fullmatch(r"(?:(\d+)-)?(\d+(?::\d+){0,2})", text.strip())

@@ -12,7 +12,7 @@ from pathlib import Path
 from runner.environments.environment import Environment
 from runner.errors import RunnerError, unknown
 from runner.runs.checks import check
-from runner.runs.job import KEYS, LAUNCHERS, Job, Layer, Resources, Restart, Setting
+from runner.runs.job import KEYS, LAUNCHERS, MEMORY, Job, Layer, Resources, Restart, Setting
 from runner.site import Origin, Site
 
 TYPE_CHECKING = False  # `typing` costs start-up time
@@ -167,10 +167,11 @@ def _compute(
         "cpus_per_task",
         max(1, _cpus(site, gpus) // max(1, setting_of("tasks_per_node", layers).value)),
     )
-    if gpus and (limit := re.fullmatch(r"(\d+)([KMGT]?)", site.memory_per_gpu or "")):
-        computed["memory"] = Setting(
-            f"{int(limit[1]) * gpus}{limit[2]}", _site_origin(site, "memory_per_gpu")
-        )
+    if gpus and site.memory_per_gpu:
+        limit = MEMORY.fullmatch(site.memory_per_gpu)
+        # checks.py refuses other text
+        memory = f"{int(limit[1]) * gpus}{limit[2]}" if limit else site.memory_per_gpu
+        computed["memory"] = Setting(memory, _site_origin(site, "memory_per_gpu"))
     default("preflight", gpus > 0 and not site.is_local)
     chain = setting_of("chain", layers).value
     if chain:  # each job of a chain continues after the time limit of the one before

@@ -51,11 +51,14 @@ def relative_squashfs(subject: Subject) -> Iterator[Finding]:
 
 
 def file(subject: Subject) -> Iterator[Finding]:
-    """A squashfs file that is missing or incomplete."""
+    """A squashfs file that is missing, incomplete, or not readable."""
     path = subject.image_path
     if path is None:
         return
-    if not path.exists():
+    if denied := files.why_denied(path):
+        reason, fix = f"cannot read {path}: {denied}", "ask the owner for access"
+        yield subject.say("image-missing", "image", reason, fix)
+    elif not path.exists():
         recipe = path.name.removesuffix(".sqsh")
         ours = "RUNNER_IMAGES" in names(subject.own.image)
         fix = f"runner import {recipe}, or for an image of a registry: runner import docker://…"

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from runner.environments.edf import Mount, parse_mount, split_fields
 from runner.environments.engines import engine_of
@@ -12,6 +12,7 @@ from runner.environments.rewriting import Set
 from runner.errors import RunnerError, nearest
 from runner.expansion import parts
 from runner.located_toml import Document
+from runner.machine import files
 
 # folders with the image's own programs, which a mount would hide
 _OF_THE_IMAGE = (
@@ -46,22 +47,26 @@ _CACHE = re.compile(
 
 
 def missing_source(subject: Subject) -> Iterator[Finding]:
-    """A missing source, which makes the job fail. A compute node may have other folders than this machine.
+    """A source that is missing or cannot be reached, which makes the job fail.
 
-    A relative source is not checked: the folder in which the job starts is not known.
+    A compute node may have other folders than this machine. A relative source is not checked: the folder in which the
+    job starts is not known.
     """
     if not subject.setting.here:
         return
     local = subject.setting.site.is_local
     for index, mount in enumerate(subject.environment.mounts):
         source = subject.expanded(mount.source, f"mounts.{index}")
-        if source is None or not source.startswith("/") or Path(source).exists():
+        if source is None or not source.startswith("/") or files.exists(source):
             continue
         reason = f"{source} does not exist on this machine" + (
             "" if local else ", but may exist on compute nodes"
         )
+        fix = ""
+        if denied := files.why_denied(source):
+            reason, fix = f"cannot reach {source}: {denied}", "ask the owner for access"
         severity = "error" if local else "warning"
-        yield subject.say("mount-source-missing", f"mounts.{index}", reason, severity=severity)
+        yield subject.say("mount-source-missing", f"mounts.{index}", reason, fix, severity)
 
 
 def same_target(subject: Subject) -> Iterator[Finding]:

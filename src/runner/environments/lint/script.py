@@ -383,11 +383,12 @@ def rendezvous(batch: Batch) -> Iterator[Finding]:
 def script_secrets(batch: Batch) -> Iterator[Finding]:
     """Secrets in plain text, and secrets that `set -x` prints."""
     mentioned = False
-    for line in batch.script.commands:
+    # also in `#SBATCH --export=ALL,NAME=VALUE`
+    for line in (*batch.script.directives, *batch.script.commands):
         for name, value in re.findall(
-            r"(?<![\w-])-*([A-Za-z_][\w-]*)=[\"']?([^\s\"'$`;&|()]*)", line.text
+            r"(?<![\w-])-*([A-Za-z_][\w-]*)=[\"']?([^\s\"'$`;&|(),]*)", line.text
         ):
-            mentioned = mentioned or is_secret_name(name)
+            mentioned = mentioned or (is_secret_name(name) and line in batch.script.commands)
             if len(value) >= LEAST_LENGTH and looks_secret(name, value):
                 reason = f"{name} contains a secret in plain text"
                 yield batch.say("secret-value", line, name, reason, f"export {name} in your shell")

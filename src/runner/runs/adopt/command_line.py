@@ -17,6 +17,7 @@ from runner.runs.adopt import containers
 from runner.runs.adopt.adopted import Adopted, plain
 from runner.runs.checks import NAME, check_variable
 from runner.runs.schedulers import flags
+from runner.runs.schedulers.directives import gpus_of_gres, nodes_for
 from runner.runs.secrets import HIDDEN, hide_words
 
 _KEYS = {"ntasks-per-node": "tasks_per_node", "cpus-per-task": "cpus_per_task", "mem": "memory"}
@@ -61,9 +62,13 @@ class Draft:
                 self.totals[name] = int(value)
             case "gpus" | "gpus-per-task" if gpus and not gpus[1]:
                 self.totals[name] = int(gpus[2])
-            case "gpus-per-node" | "gres" if gpus and (name != "gres" or value[:4] == "gpu:"):
+            case "gpus-per-node" if gpus:
                 self.resources["gpus_per_node"] = int(gpus[2])
                 if gpus[1]:  # the kind of GPU; the flag overrides the one made of gpus_per_node
+                    self.sbatch.append(f"--{name}={value}")
+            case "gres" if re.search(r"(^|,)(gres[:/])?gpu(:|,|$)", value):
+                self.resources["gpus_per_node"] = gpus_of_gres(value)
+                if not re.fullmatch(r"gpu(:\d+)?", value):  # its kind, or other resources
                     self.sbatch.append(f"--{name}={value}")
             case "signal" if found := re.fullmatch(r".*@(\d+)", value):
                 self.save_seconds = int(found[1])
@@ -116,13 +121,25 @@ class Draft:
         """Convert totals to numbers per node."""
         if "nodes" not in self.resources and any("--nodelist=" in flag for flag in self.sbatch):
             self.adopted.refuse_job("--nodelist", "the number of nodes is not given: add --nodes")
-        for name, key in (("ntasks", "tasks_per_node"), ("gpus", "gpus_per_node")):
+        pairs = (("ntasks", "tasks_per_node"), ("gpus", "gpus_per_node"))
+        all_gpus, gpus_of_task = (self.totals.get(name, 0) for name in ("gpus", "gpus-per-task"))
+        if all_gpus and gpus_of_task and "tasks_per_node" not in self.resources:
+            # Source: Slurm 25.11, srun(1), --gpus-per-task
+            self.totals.setdefault("ntasks", all_gpus // gpus_of_task)
+        needed = nodes_for(*((self.totals.get(a, 0), self.resources.get(b, 0)) for a, b in pairs))
+        if needed > 1:
+            self.resources.setdefault("nodes", needed)
+        for name, key in pairs:
             count, nodes = self.totals.get(name), self.resources.get("nodes", 1)
-            if count is not None and key not in self.resources:
-                self.resources[key] = count // nodes
-                if count % nodes:
-                    why = f"it cannot be divided evenly among {nodes} nodes"
-                    self.adopted.refuse_job(f"--{name}={count}", why)
+            if count is None:
+                continue
+            each = self.resources.setdefault(key, count // nodes)
+            if count % nodes:
+                why = f"it cannot be divided evenly among {nodes} nodes"
+                self.adopted.refuse_job(f"--{name}={count}", why)
+            elif each * nodes != count:
+                why = f"it is not nodes × {key}, which is {nodes} × {each}"
+                self.adopted.refuse_job(f"--{name}={count}", why)
         tasks = self.resources.get("tasks_per_node", 1)
         if "gpus-per-task" in self.totals and "gpus_per_node" not in self.resources:
             self.resources["gpus_per_node"] = self.totals["gpus-per-task"] * tasks
@@ -172,9 +189,10 @@ class Draft:
             program = ("-m", *program)
         values.pop("no-python", None)
         unknown = [name for name in values if not _OF_LAUNCHER.fullmatch(name)]
-        if unknown or not processes.isdigit() or self.resources.get("tasks_per_node", 1) != 1:
+        fixed = processes.isdigit() and (nodes.isdigit() or not nodes)
+        if unknown or not fixed or self.resources.get("tasks_per_node", 1) != 1:
             return
-        if nodes.isdigit() and self.resources.setdefault("nodes", int(nodes)) != int(nodes):
+        if nodes and self.resources.setdefault("nodes", int(nodes)) != int(nodes):
             self.adopted.refuse_job(f"--nnodes {nodes}", "it is not the number of nodes of srun")
         self.launcher, self.command = "torchrun", program
         self.resources["tasks_per_node"] = int(processes)

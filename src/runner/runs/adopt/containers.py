@@ -207,6 +207,8 @@ def _read_engine(name: str, value: str, given: str, adopted: Adopted) -> None:
             adopted.note(given, f"becomes `devices`, {why}")
         case "gpus" | "device":
             _read_gpus(value or "all", given, adopted)
+        case "volumes-from":
+            adopted.refuse(given, "write the mounts of that container as -v SOURCE:TARGET")
         case "env-file":
             adopted.refuse(given, "write the variables of the file to [env] of the EDF")
         case "rootfs":
@@ -272,8 +274,12 @@ def _read_mount(value: str, given: str, adopted: Adopted) -> None:
     ]
     if kind == "bind":
         _read_volume(f"{source}:{target}:{','.join(flags)}", given, adopted)
+    elif kind in {"", "volume"}:
+        _read_volume(f"{source}:{target}" if source else target, given, adopted)
+    elif kind == "tmpfs":
+        adopted.not_carried_over(given, _NOT_CARRIED_OVER[kind])
     else:
-        adopted.not_carried_over(given, f"an EDF mounts folders and files, not {kind or 'volume'}")
+        adopted.refuse(given, f"an EDF mounts folders and files, not {kind}")
 
 
 def _read_variable(value: str, given: str, adopted: Adopted) -> None:
@@ -294,5 +300,5 @@ def _read_gpus(value: str, given: str, adopted: Adopted) -> None:
     else:
         adopted.gpus = int(devices[0]) if value.isdigit() else (adopted.gpus or 0) + len(devices)
     adopted.env.setdefault("NVIDIA_VISIBLE_DEVICES", "all")
-    what = "" if adopted.gpus is None else f"; the job gets {adopted.gpus} GPUs"
+    what = "" if adopted.gpus is None else ", and gpus_per_node in the job file"
     adopted.note(given, f"becomes NVIDIA_VISIBLE_DEVICES{what}")

@@ -124,10 +124,11 @@ def requested(options: Layer) -> Resources:
         found = re.search(r"(\d+)\D*$", text(name))
         return int(found[1]) if found else 0
 
-    nodes = max(1, number("nodes"))
-    gres = _gpus_of_gres(text("gres"))
-    tasks = number("ntasks-per-node") or -(-number("ntasks") // nodes) or 1
-    gpus = number("gpus-per-node") or gres or -(-number("gpus") // nodes)
+    ntasks, tasks, gpus = number("ntasks"), number("ntasks-per-node"), number("gpus-per-node")
+    nodes = number("nodes") or nodes_for((ntasks, tasks), (number("gpus"), gpus))
+    gres = gpus_of_gres(text("gres"))
+    tasks = tasks or -(-ntasks // nodes) or 1
+    gpus = gpus or gres or -(-number("gpus") // nodes)
     found = Resources(
         nodes, gpus or number("gpus-per-task") * tasks, account=text("account") or None
     )
@@ -136,7 +137,15 @@ def requested(options: Layer) -> Resources:
     return found
 
 
-def _gpus_of_gres(gres: str) -> int:
+def nodes_for(*counts: tuple[int, int]) -> int:
+    """The nodes of a job without --nodes: as many as its tasks and its GPUs, each (total, number per node), need.
+
+    A number that is not given is 0. Source: Slurm 25.11, src/common/slurm_opt.c and src/slurmctld/gres_ctld.c.
+    """
+    return max([1, *(-(-total // per_node) for total, per_node in counts if per_node)])
+
+
+def gpus_of_gres(gres: str) -> int:
     """The GPUs in `--gres`: `gpu` and `gpu:a100` are one, `gpu:4` and `gpu:a100:4` four. Source: sbatch(1) 25.11."""
     found = (
         re.fullmatch(r"(?:gres[:/])?gpu(?::[^:\d][^:]*)?(?::(\d+))?", part.strip())
