@@ -209,6 +209,10 @@ def test_missing_files_and_empty_sets(data: Path) -> None:
     assert "text_document.idx is not a Megatron index" in on_host(data, *vocabulary, *corpus)
     model = ("--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model")
     assert on_host(data, *model, "openai-community/gpt2", *MOCK) == ""
+    assert on_host(data, *model, f"{data}", *MOCK) == "", "a folder that save_pretrained wrote"
+    assert "--tokenizer-model: the file" in on_host(
+        data, "--tokenizer-type", "Llama2Tokenizer", model[2], f"{data}", *MOCK
+    )
     assert "--tokenizer-model: the file" in on_host(data, *model, f"{data}/absent", *MOCK)
 
 

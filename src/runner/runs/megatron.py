@@ -124,7 +124,7 @@ def check_files(job: Job, on_host: OnHost) -> None:
                 f"{_flag(name)} …, or --tokenizer-type …",
             )
         if name != "vocab_size" and (kind != "HuggingFaceTokenizer" or path[0] in "/."):
-            _need(path, _flag(name), on_host)
+            _need(path, _flag(name), on_host, folder=kind == "HuggingFaceTokenizer")
     prefixes = _data_paths(job.arguments)
     if not prefixes and not {
         "mock_data",
@@ -144,10 +144,10 @@ def check_files(job: Job, on_host: OnHost) -> None:
             _check_sets(prefix, index, options)
 
 
-def _need(path: str, flag: str, on_host: OnHost) -> Path | None:
-    """The file on this machine; None if this machine cannot see it."""
+def _need(path: str, flag: str, on_host: OnHost, *, folder: bool = False) -> Path | None:
+    """The file, or with `folder` also a folder, on this machine; None if this machine cannot see it."""
     here = on_host(path)
-    if here is not None and not here.is_file():
+    if here is not None and not (here.is_file() or (folder and here.is_dir())):
         raise RunnerError(
             f"{flag}: the file {path} does not exist",
             f"on this machine, there is no file {here}; the program would fail minutes after its start",
