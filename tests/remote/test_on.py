@@ -106,7 +106,7 @@ def test_an_expired_certificate_is_named_with_the_command_that_renews_it() -> No
         )
         assert "try:     cscs-key sign\n" in closed("--on", "near", "status", code=1).stderr
         subprocess.run((*sign, "-V", "-2d:+1d", closed.folder / "user.pub"), check=True)
-        assert "runner connect lab" in closed("--on", "near", "status", code=1).stderr
+        assert "runner connect near\n" in closed("--on", "near", "status", code=1).stderr
         (hosts / "near.toml").write_text("[login]\nrenw = 'x'\n")
         assert "did you mean 'renew'?" in closed("--on", "near", "status", code=1).stderr
 
@@ -117,6 +117,11 @@ def test_another_version_is_refused_and_a_missing_one_is_named() -> None:
         assert "lab has runner 0.0.9, this machine has runner 0." in host("--on", "lab", "status", code=1).stderr
         (host.home / "bin/runner").unlink()
         assert "runner is not installed on lab" in host("--on", "lab", "status", code=1).stderr
+        hosts = host.local / ".config/runner/hosts"
+        hosts.mkdir(parents=True)
+        (hosts / "near.toml").write_text('host = "lab"\nfolder = "${HOME}/else"\n')
+        told = host("--on", "near", "status", code=1).stderr
+        assert "try:     runner connect near --install\n" in told, "it installs in the folder of the host file"
 
 
 def test_one_session_at_a_time_is_enough(tmp_path: Path) -> None:
@@ -170,6 +175,9 @@ def test_a_host_file_gives_the_address_and_the_site(host: Sshd) -> None:
     folder.mkdir(parents=True)
     (folder / "daint.toml").write_text('host = "lab"\nsite = "alps-daint"\n')
     assert "* marks the site in use (RUNNER_SITE)" in host("--on", "daint", "site", "list").stderr
+    (folder / "far.toml").write_text('host = "root@host.invalid"\n')
+    assert "cannot connect to far\n" in host("connect", "far", code=1).stderr
+    (folder / "far.toml").unlink()
     (folder / "daint.toml").write_text("hsot = 'lab'\n")
     assert "hsot" in host("--on", "daint", "status", code=None).stderr
     assert host("completion", "words", "--", "--on", "").stdout == "daint\n"

@@ -137,7 +137,7 @@ def send(
     connection: Connection, parcel: Parcel, environ: Mapping[str, str], report: Report
 ) -> None:
     """Bring the copy on HOST up to date. Raises RunnerError if a file contains a known secret."""
-    cache = folders.cache_folder(environ) / "on" / f"{parcel.key}-{connection.host.name}"
+    cache = folders.cache_folder(environ) / "on" / f"{parcel.key}-{connection.host.target}"
     token, *unchanged = connection.ask("state.sh", key=parcel.key).split("\0")
     token = token.strip()
     before: Manifest = json.loads(files.text_of(cache / f"{token}.json") or "{}")

@@ -10,7 +10,8 @@ from runner.site_files import user_folder
 
 
 class Host(NamedTuple):
-    """`target` is what ssh is given, `site` sets RUNNER_SITE there. runner and code are installed in `folder`."""
+    """`name` is what the user typed, `target` what ssh is given. `site` sets RUNNER_SITE there. runner and code are
+    installed in `folder`."""
 
     name: str
     target: str
@@ -45,7 +46,7 @@ def find_host(name: str, environ: Mapping[str, str]) -> Host:
     refuse_unknown_keys(document, ("login",), ("certificate", "renew"), "host")
     target = find_host(typed(document, ("host",), str, name), {}).target
     return Host(
-        name=target,
+        name=name,
         target=target,
         site=typed(document, ("site",), str, ""),
         folder=typed(document, ("folder",), str, Host._field_defaults["folder"]),
