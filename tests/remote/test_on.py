@@ -183,6 +183,21 @@ def test_a_host_file_gives_the_address_and_the_site(host: Sshd) -> None:
     assert host("completion", "words", "--", "--on", "").stdout == "daint\n"
 
 
+def test_a_host_file_names_the_key_which_ssh_would_not_try_by_itself() -> None:
+    with Sshd(os.environ) as host:
+        host.install()
+        key, config = host.local / "a key.pem", host.folder / "config"
+        (host.folder / "user").rename(key)
+        config.write_text(config.read_text().replace(f"IdentityFile {host.folder}/user\n", ""))
+        hosts = host.local / ".config/runner/hosts"
+        hosts.mkdir(parents=True)
+        (hosts / "near.toml").write_text('host = "lab"\nsite = "local"\n')
+        assert "near refuses the login" in host("--on", "near", "site", "list", code=1).stderr
+        (hosts / "near.toml").write_text(f'host = "lab"\nsite = "local"\n[login]\nkey = "{key}"\n')
+        assert "* marks the site in use" in host("--on", "near", "site", "list").stderr
+        host("connect", "near", "--close")
+
+
 def test_logs_go_on_after_the_connection_was_cut(host: Sshd) -> None:
     """No line is lost, and none comes twice, although it was cut five times."""
     script = 'n=0; until [ -e "$RUNNER_RUN/stop" ]; do n=$((n + 1)); echo "line $n"; sleep 0.1; done'

@@ -17,6 +17,8 @@ class Host(NamedTuple):
     target: str
     site: str = ""
     folder: str = "${HOME}/.local/share/runner/on"
+    key: str = ""
+    """the file of the private key for the login; empty: those that ssh would use"""
     certificate: str = ""
     """the file of the certificate for the login; empty: those that ssh would use"""
     renew: str = ""
@@ -43,13 +45,14 @@ def find_host(name: str, environ: Mapping[str, str]) -> Host:
     document = read_toml(path)
     refuse_unknown_keys(document, (), ("host", "site", "folder", "login"), "host")
     typed(document, ("login",), dict)
-    refuse_unknown_keys(document, ("login",), ("certificate", "renew"), "host")
+    refuse_unknown_keys(document, ("login",), ("key", "certificate", "renew"), "host")
     target = find_host(typed(document, ("host",), str, name), {}).target
     return Host(
         name=name,
         target=target,
         site=typed(document, ("site",), str, ""),
         folder=typed(document, ("folder",), str, Host._field_defaults["folder"]),
+        key=typed(document, ("login", "key"), str, ""),
         certificate=typed(document, ("login", "certificate"), str, ""),
         renew=typed(document, ("login", "renew"), str, ""),
     )

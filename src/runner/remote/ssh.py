@@ -37,11 +37,13 @@ class Connection:
         folder = environ.get("XDG_RUNTIME_DIR") or str(
             Path(environ.get("HOME", "~")).expanduser() / ".ssh"
         )
-        self._resolved = process.run(("ssh", "-G", host.target)).stdout
+        key = ("-o", f'IdentityFile="{host.key}"') if host.key else ()
+        self._resolved = process.run(("ssh", *key, "-G", host.target)).stdout
         own = re.search("^controlpath (?!none)", self._resolved, re.M)
         path = () if own else ("-o", f"ControlPath={folder}/runner-%C")
         self.options = (
             *path,
+            *key,
             "-o",
             "ControlMaster=auto",
             "-o",
