@@ -220,6 +220,17 @@ def test_hugging_face_offline_without_a_cache_is_wrong(tmp_path):
     (cache / "token").write_text("hf_x")
     (cache / "token").chmod(0o644)
     assert found().fix == f"chmod 600 {cache}/token"
+    (cache / "token").chmod(0o600)
+    assert found().text.endswith(f"token in {cache}/token")
+    assert found(HF_TOKEN="").text.endswith("no token"), "it keeps the login out of a job"
+    own = tmp_path / ".config/runner/secrets"
+    own.parent.mkdir(parents=True)
+    own.write_text("HF_TOKEN=hf_x\n")
+    own.chmod(0o600)
+    assert found().text.endswith(f"HF_TOKEN is in {own}")
+    assert found(HF_TOKEN="hf_y").text.endswith("HF_TOKEN is set")
+    own.chmod(0o644)
+    assert found().verdict == "wrong" and found().fix.startswith(f"chmod 600 {own}"), "each launch would refuse it"
 
 
 def test_a_program_that_does_not_start_is_wrong(tmp_path, monkeypatch):
