@@ -80,6 +80,21 @@ BLUEPRINTS = {
     '[storage.fast]\nkind = "managed-lustre"\nmount = "/lustre"\nsize_gb = 18000\n'
     '[storage.old]\nkind = "filestore"\nmount = "/old"\nid = "10.0.0.2:/share"\n',
 }
+
+
+def test_an_image_of_ones_own_is_accepted_by_the_toolkit(tmp_path: Path) -> None:
+    """The modules refuse an image that SchedMD has not published, unless instance_image_custom is set.
+
+    Source: cluster-toolkit, examples/ml-slurm.yaml and source_image_logic.tf of each module.
+    """
+    given = rendered(BLUEPRINTS["full"], tmp_path, "blueprint.yaml.j2")["vars"]
+    assert (given["instance_image"], given["instance_image_custom"]) == ({"family": "f", "project": "p"}, True)
+    text = BLUEPRINTS["full"].replace('image_project = "p"\n', "")
+    own = rendered(text, tmp_path, "blueprint.yaml.j2")["vars"]["instance_image"]
+    assert own == {"family": "f", "project": "$(vars.project_id)"}
+    assert "instance_image_custom" not in rendered(BLUEPRINTS["shipped"], tmp_path, "blueprint.yaml.j2")["vars"]
+
+
 TYPES = {"string": str, "number": int, "bool": bool}
 
 
