@@ -418,3 +418,19 @@ def test_a_verb_costs_at_most_200_ms_more_than_plain_ssh(host: Sshd) -> None:
         if extra[-1] < 0.2:
             return
     raise AssertionError(extra)
+
+
+def test_connect_does_not_end_what_runs_over_the_connection(host: Sshd) -> None:
+    """A shell of the user, `runner logs -f`: they go on, and later commands use the new connection."""
+    host("connect", "lab")
+    argv = ("ssh", "-o", f"ControlPath={host.folder}/runner-%C", "lab", "echo begun; read word; echo got $word")
+    with subprocess.Popen(argv, env=host.here(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as session:
+        assert session.stdin and session.stdout
+        assert session.stdout.readline() == "begun\n"
+        host("connect", "lab")
+        assert over_ssh(host, "echo hello").stdout == "hello\n"
+        session.stdin.write("it\n")
+        session.stdin.close()
+        assert session.stdout.read() == "got it\n"
+    assert session.returncode == 0
+    assert over_ssh(host, "echo hello").stdout == "hello\n"

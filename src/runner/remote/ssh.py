@@ -64,7 +64,12 @@ class Connection:
         return self._master("check").exit_code == 0
 
     def close(self) -> None:
+        """Close the connection at once, with all that runs over it."""
         self._master("exit")
+
+    def leave(self) -> None:
+        """Let the next command open another connection. What runs over this one goes on, and it ends with the last."""
+        self._master("stop")
 
     def forward(self, port: int) -> str:
         """Forward a port of this machine, the same if it is free, to this port of the host: the words of ssh -L."""
