@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -19,6 +20,8 @@ from queue import SimpleQueue
 
 import pytest
 
+from runner.commands import on
+from runner.commands.console import Console
 from runner.commands.on import Lines
 from tests.end_to_end.test_open import page
 from tests.lab.slurm import SlurmLab
@@ -260,6 +263,19 @@ def test_the_status_of_all_hosts(host: Sshd) -> None:
     shutil.rmtree(folder)
 
 
+def test_a_host_that_hangs_is_named_and_the_others_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "python"
+    program.write_text('#!/bin/sh\n[ "$5" != slow ] || exec sleep 60\necho run of $5\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(on, "_PATIENCE_SECONDS", 3)
+    assert on.run_on(("near", "slow"), ("status",), argparse.Namespace(verb="status", json=False), Console()) == 1
+    shown = capsys.readouterr()
+    assert shown.out == "near:\nrun of near\nslow:\n  no answer\n" and "slow: no answer: it did not end" in shown.err
+
+
 def test_a_file_of_the_project_that_has_our_name_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "runner.py").write_text("print('not ours')\n")
     words = (sys.executable, "-P", "-m", "runner", "status", "--on", "a@host.invalid", "--on", "b@host.invalid")
@@ -418,6 +434,15 @@ def test_a_verb_costs_at_most_200_ms_more_than_plain_ssh(host: Sshd) -> None:
         if extra[-1] < 0.2:
             return
     raise AssertionError(extra)
+
+
+def test_a_runtime_folder_that_is_gone_is_not_used(host: Sshd) -> None:
+    gone = {"XDG_RUNTIME_DIR": "/run/user/gone"}
+    try:
+        assert "lab: connected" in host("connect", "lab", extra_environ=gone).stderr
+        assert [*(host.local / ".ssh").glob("runner-*")]
+    finally:
+        host("connect", "lab", "--close", extra_environ=gone)
 
 
 def test_connect_does_not_end_what_runs_over_the_connection(host: Sshd) -> None:

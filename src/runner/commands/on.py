@@ -334,7 +334,10 @@ def _side_by_side(
 
     def ask(name: str) -> process.Completed:
         argv = (sys.executable, "-P", "-m", "runner", "--on", name, *words)
-        return process.run(argv, check=False, timeout_seconds=_PATIENCE_SECONDS)
+        try:
+            return process.run(argv, check=False, timeout_seconds=_PATIENCE_SECONDS)
+        except RunnerError as error:  # the other hosts have answered
+            return process.Completed(argv, 1, "", f"no answer: {error.why}")
 
     with ThreadPoolExecutor() as pool:
         answers = dict(zip(names, pool.map(ask, names), strict=True))

@@ -34,9 +34,9 @@ class Connection:
 
     def __init__(self, host: Host, environ: Mapping[str, str]) -> None:
         self.host = host
-        folder = environ.get("XDG_RUNTIME_DIR") or str(
-            Path(environ.get("HOME", "~")).expanduser() / ".ssh"
-        )
+        folder = Path(environ.get("XDG_RUNTIME_DIR") or "none")
+        if not folder.is_dir():  # it goes at the logout, also under a tmux that stays
+            folder = Path(environ.get("HOME", "~")).expanduser() / ".ssh"
         key = ("-o", f'IdentityFile="{host.key}"') if host.key else ()
         self._resolved = process.run(("ssh", *key, "-G", host.target)).stdout
         own = re.search("^controlpath (?!none)", self._resolved, re.M)
