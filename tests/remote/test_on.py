@@ -201,6 +201,22 @@ def test_a_host_file_names_the_key_which_ssh_would_not_try_by_itself() -> None:
         host("connect", "near", "--close")
 
 
+def test_the_folder_of_a_host_file_is_below_the_home_there_or_absolute(host: Sshd) -> None:
+    hosts = host.local / ".config/runner/hosts"
+    hosts.mkdir(parents=True, exist_ok=True)
+    (host.local / "it.toml").write_text("[env]\n")
+    try:
+        for text, place in (("~/a b", host.home / "a b"), (str(host.folder / "c"), host.folder / "c")):
+            (hosts / "near.toml").write_text(f'host = "lab"\nsite = "local"\nfolder = "{text}"\n')
+            host("--on", "near", "env", "show", "./it.toml", code=None)
+            assert [*place.glob("code/*/**/it.toml")] and not (host.home / "~").exists()
+        for text, word in (("copies", "absolute path"), ("${SCRATCH:-/tmp}/x", "`folder` of the host file")):
+            (hosts / "near.toml").write_text(f'host = "lab"\nfolder = "{text}"\n')
+            assert word in host("--on", "near", "status", code=None).stderr
+    finally:
+        shutil.rmtree(hosts)
+
+
 def test_logs_go_on_after_the_connection_was_cut(host: Sshd) -> None:
     """No line is lost, and none comes twice, although it was cut five times."""
     script = 'n=0; until [ -e "$RUNNER_RUN/stop" ]; do n=$((n + 1)); echo "line $n"; sleep 0.1; done'

@@ -47,11 +47,18 @@ def find_host(name: str, environ: Mapping[str, str]) -> Host:
     typed(document, ("login",), dict)
     refuse_unknown_keys(document, ("login",), ("key", "certificate", "renew"), "host")
     target = find_host(typed(document, ("host",), str, name), {}).target
+    folder = typed(document, ("folder",), str, Host._field_defaults["folder"])
+    folder = re.sub("^~/", "${HOME}/", folder)
+    if not folder.startswith(("/", "${")):
+        what = f"{document.place('folder')}: folder cannot be {folder!r}"
+        raise RunnerError(
+            what, "it must be an absolute path on that machine", 'folder = "~/runner"', exit_code=2
+        )
     return Host(
         name=name,
         target=target,
         site=typed(document, ("site",), str, ""),
-        folder=typed(document, ("folder",), str, Host._field_defaults["folder"]),
+        folder=folder,
         key=typed(document, ("login", "key"), str, ""),
         certificate=typed(document, ("login", "certificate"), str, ""),
         renew=typed(document, ("login", "renew"), str, ""),

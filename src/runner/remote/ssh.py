@@ -178,7 +178,8 @@ class Connection:
         text = (Path(__file__).parent / script).read_text(encoding="utf-8")
         set_values = " ".join(f"{name}={shlex.quote(value)}" for name, value in values.items())
         code = f"$d/code/{shlex.quote(os.uname().nodename)}"
-        first = f"d={live(self.host.folder)} {set_values}\nc={code}\nset -- {words}\n"
+        folder = live(self.host.folder, "`folder` of the host file")
+        first = f"d={folder} {set_values}\nc={code}\nset -- {words}\n"
         return remote_command(first + text)
 
 
