@@ -197,6 +197,16 @@ def test_matrix_has_its_own_form(server: Server, tmp_path: Path) -> None:
     assert path.startswith(f"{room}/") and path.endswith("?access_token=t")
 
 
+def test_slack_does_not_take_words_of_the_log_for_its_own(server: Server, tmp_path: Path) -> None:
+    """A traceback has `<module>`, and a log may have `<!channel>`, a call to everybody. Others get it as it is."""
+    words = "echo 'in <module> a && b <!channel>'; exit 7"
+    run(tmp_path / "a-1", words, server.url, 7, "failure\n")
+    run(tmp_path / "a-2", words, server.url.replace("/services", "/hooks.slack.com/services"), 7, "failure\n")
+    plain, escaped = server.texts()
+    assert "in <module> a && b <!channel>\n" in plain
+    assert "in &lt;module&gt; a &amp;&amp; b &lt;!channel&gt;\n" in escaped
+
+
 def test_a_long_message_to_discord_has_its_beginning_and_its_end(server: Server, tmp_path: Path) -> None:
     """Discord refuses more than 2000 characters, also in Slack's format (thp/urlwatch#353)."""
     words = """for n in 1 2 3 4 5 6 7 8 9; do printf '%s %0250d\\n' "\303\244" "$n"; done; exit 7"""
