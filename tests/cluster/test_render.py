@@ -169,6 +169,17 @@ def test_a_wrong_cluster_file_is_refused(text: str, message: str, tmp_path: Path
     assert message in refused.value.what + refused.value.fix and "test.toml" in refused.value.what
 
 
+def test_the_name_of_a_file_is_checked_as_a_deployment_is(tmp_path: Path) -> None:
+    """ParallelCluster refuses my_cluster, Google Cloud My-Cluster."""
+    for name, text in (("my_cluster", AWS + GPU), ("My-Cluster", GOOGLE + L4)):
+        path = tmp_path / f"{name}.toml"
+        path.write_text(text)
+        with pytest.raises(RunnerError, match=f"deployment cannot be '{name}'"):
+            find_cluster(str(path), find_project(tmp_path), {})
+        path.write_text('deployment = "mine"\n' + text)
+        assert find_cluster(str(path), find_project(tmp_path), {}).values["deployment"] == "mine"
+
+
 def test_unknown_keys_pass_through_raw(tmp_path: Path) -> None:
     """Tables are merged, lists of tables by their names, other lists are replaced."""
     text = AWS + "[raw.HeadNode.Imds]\nSecured = false\n" + GPU
