@@ -220,6 +220,17 @@ def test_hugging_face_offline_without_a_cache_is_wrong(tmp_path):
     (cache / "token").write_text("hf_x")
     (cache / "token").chmod(0o644)
     assert found().fix == f"chmod 600 {cache}/token"
+    (cache / "token").chmod(0o600)
+    assert found().text.endswith(f"token in {cache}/token")
+    assert found(HF_TOKEN="").text.endswith("no token"), "it keeps the login out of a job"
+    own = tmp_path / ".config/runner/secrets"
+    own.parent.mkdir(parents=True)
+    own.write_text("HF_TOKEN=hf_x\n")
+    own.chmod(0o600)
+    assert found().text.endswith(f"HF_TOKEN is in {own}")
+    assert found(HF_TOKEN="hf_y").text.endswith("HF_TOKEN is set")
+    own.chmod(0o644)
+    assert found().verdict == "wrong" and found().fix.startswith(f"chmod 600 {own}"), "each launch would refuse it"
 
 
 def test_a_program_that_does_not_start_is_wrong(tmp_path, monkeypatch):
@@ -283,6 +294,28 @@ def test_squashfuse_of_pyxis_needs_slurms_cgroups(tmp_path, monkeypatch, line, t
     finally:
         srun_options.cache_clear()
     assert found.verdict == verdict and ("ProctrackType=proctrack/cgroup" in found.fix) == (verdict == "wrong")
+
+
+def test_a_program_that_hangs_takes_no_other_diagnosis_with_it(tmp_path, monkeypatch):
+    """A busy controller, a login node under load."""
+    from runner.detection import srun_options
+
+    (tmp_path / "plugstack.conf").write_text("required /x/spank_pyxis.so use_squashfuse=1\n")
+    (tmp_path / "slurm.conf").touch()
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    monkeypatch.setattr(machine, "_SECONDS", 0.2)
+    program(tmp_path, "srun", "echo '  --container-image=IMAGE'")
+    for name in ("scontrol", "unshare"):
+        program(tmp_path, name, "exec sleep 60")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    srun_options.cache_clear()
+    try:
+        found = machine.plugins(load_site("generic-pyxis", {"HOME": "/h"}))
+    finally:
+        srun_options.cache_clear()
+    assert found.verdict == "missing" and "--container-image (pyxis); it is not known" in found.text
+    assert "scontrol did not answer" in found.text
+    assert machine.namespaces().text.startswith("unshare did not answer")
 
 
 def test_a_real_cluster_is_seen_with_its_version_and_plugins(slurm: SlurmLab, tmp_path):

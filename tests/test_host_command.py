@@ -223,6 +223,10 @@ COMPLETED = [
     ("launch --engine podm", ["podman"]),
     ("--site local build ngc", ["ngc-deepspeed", "ngc-megatron"]),
     ("launch --env cpu -- fi", []),
+    ("why --on daint sft-", ["sft-0001", "sft-0002"]),
+    ("--on launch why --on=x sft-", ["sft-0001", "sft-0002"]),
+    ("status --on=da", ["--on=daint"]),
+    ("status --o", ["--on"]),
 ]
 
 
@@ -259,6 +263,9 @@ def with_runs(tmp_path: Path) -> Path:
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "run.json").write_text("{}")
     (tmp_path / "runs/sft-data").mkdir()
+    hosts = tmp_path / "home/.config/runner/hosts"
+    hosts.mkdir(parents=True)
+    (hosts / "daint.toml").touch()
     return tmp_path
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.detection import find_site
+from runner.detection import cluster_name, find_site
 from runner.environments.edf import parse_mount
 from runner.errors import RunnerError
 from runner.expansion import names
@@ -213,6 +213,14 @@ def test_a_cluster_is_known_by_its_name_and_the_users_own_site_comes_first(envir
     assert (site.name, why) == ("alps-clariden", "detected: the cluster is called clariden")
     own_site(environ, "zzz", 'base = "generic-pyxis"\n[detect]\nclusters = ["clariden"]\n')
     assert find_site(None, named)[0].name == "zzz"
+
+
+def test_a_cluster_is_known_although_slurm_conf_is_not_utf_8(environ, tmp_path, monkeypatch):
+    """A comment in another encoding, such as the name of a town."""
+    (tmp_path / "scontrol").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "slurm.conf").write_bytes("# Zürich\nClusterName=daint\n".encode("latin-1"))
+    assert cluster_name({**environ, "SLURM_CONF": str(tmp_path / "slurm.conf")}) == "daint"
 
 
 def test_a_file_over_a_shipped_one_keeps_its_signs_and_a_variant_has_not_those_of_its_base(environ):

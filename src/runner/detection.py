@@ -81,11 +81,9 @@ def cluster_name(environ: Mapping[str, str]) -> str | None:
     if named or process.which("scontrol") is None:
         return named
     path = slurm_configuration(environ)
-    with suppress(
-        RunnerError, OSError
-    ):  # a controller that does not answer must not stop a dry run
+    with suppress(RunnerError):  # a controller that does not answer must not stop a dry run
         text = (
-            path.read_text()
+            files.text_of(path)  # whatever the encoding of a comment
             if path
             else process.run(("scontrol", "show", "config"), timeout_seconds=3).stdout
         )

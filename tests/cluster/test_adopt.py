@@ -109,6 +109,23 @@ def test_a_blueprint_keeps_its_deployment_name_and_its_text(cloud: Cloud) -> Non
     assert "file system homefs (/home, 2560 GB)" in lost
 
 
+def test_a_blueprint_with_modules_of_a_fixed_version_has_all_its_queues(cloud: Cloud) -> None:
+    """As the toolkit's modules/README.md shows: a module of its repository, with ?ref=."""
+    remote = "github.com/GoogleCloudPlatform/cluster-toolkit//community/modules"
+    text = BLUEPRINT.replace("v6-partition", "v6-partition?ref=v1.41.0").replace("v6-login", "v6-login?ref=v1.41.0")
+    (cloud.project / "pinned.yaml").write_text(text.replace("source: community/modules", f"source: {remote}"))
+    cloud("cluster", "adopt", "pinned.yaml", "--name", "pinned")
+    site = load_site("pinned", {"HOME": str(cloud.home)})
+    assert set(site.partitions) == {"debug", "g2gpu"} and site.gpu == "NVIDIA L4"
+
+
+def test_a_variable_of_a_deployment_file_is_named(cloud: Cloud) -> None:
+    """The toolkit's A3 blueprints take some from the file of `gcluster create -d`."""
+    (cloud.project / "a3.yaml").write_text(BLUEPRINT.replace("  nodes: 8\n", ""))
+    error = cloud("cluster", "adopt", "a3.yaml", code=1).stderr
+    assert "cannot read $(vars.nodes) of the adopted file" in error and "add it to `vars` of the blueprint" in error
+
+
 def test_a_configuration_of_parallelcluster_needs_the_name_that_was_typed(cloud: Cloud) -> None:
     path = cloud.project / "config.yaml"
     path.write_text(CONFIG)

@@ -80,6 +80,21 @@ BLUEPRINTS = {
     '[storage.fast]\nkind = "managed-lustre"\nmount = "/lustre"\nsize_gb = 18000\n'
     '[storage.old]\nkind = "filestore"\nmount = "/old"\nid = "10.0.0.2:/share"\n',
 }
+
+
+def test_an_image_of_ones_own_is_accepted_by_the_toolkit(tmp_path: Path) -> None:
+    """The modules refuse an image that SchedMD has not published, unless instance_image_custom is set.
+
+    Source: cluster-toolkit, examples/ml-slurm.yaml and source_image_logic.tf of each module.
+    """
+    given = rendered(BLUEPRINTS["full"], tmp_path, "blueprint.yaml.j2")["vars"]
+    assert (given["instance_image"], given["instance_image_custom"]) == ({"family": "f", "project": "p"}, True)
+    text = BLUEPRINTS["full"].replace('image_project = "p"\n', "")
+    own = rendered(text, tmp_path, "blueprint.yaml.j2")["vars"]["instance_image"]
+    assert own == {"family": "f", "project": "$(vars.project_id)"}
+    assert "instance_image_custom" not in rendered(BLUEPRINTS["shipped"], tmp_path, "blueprint.yaml.j2")["vars"]
+
+
 TYPES = {"string": str, "number": int, "bool": bool}
 
 
@@ -152,6 +167,17 @@ def test_a_wrong_cluster_file_is_refused(text: str, message: str, tmp_path: Path
     with pytest.raises(RunnerError) as refused:
         rendered(text, tmp_path, "site.toml.j2")
     assert message in refused.value.what + refused.value.fix and "test.toml" in refused.value.what
+
+
+def test_the_name_of_a_file_is_checked_as_a_deployment_is(tmp_path: Path) -> None:
+    """ParallelCluster refuses my_cluster, Google Cloud My-Cluster."""
+    for name, text in (("my_cluster", AWS + GPU), ("My-Cluster", GOOGLE + L4)):
+        path = tmp_path / f"{name}.toml"
+        path.write_text(text)
+        with pytest.raises(RunnerError, match=f"deployment cannot be '{name}'"):
+            find_cluster(str(path), find_project(tmp_path), {})
+        path.write_text('deployment = "mine"\n' + text)
+        assert find_cluster(str(path), find_project(tmp_path), {}).values["deployment"] == "mine"
 
 
 def test_unknown_keys_pass_through_raw(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_create_waits_until_parallelcluster_is_ready(pcluster: Cloud) -> None:
     ]
     assert create in pcluster.calls() and Path(config).is_file()
     host = (pcluster.home / ".config/runner/hosts/c.toml").read_text()
-    assert 'host = "ubuntu@1.2.3.4"\nsite = "c"\n' in host
+    assert 'host = "ubuntu@1.2.3.4"\nsite = "c"\n[login]\nkey = "~/.ssh/my-key.pem"\n' in host
     shown = pcluster("--on", "c", "site", "list", code=1).stderr  # no such machine, but the host file is read
     assert "ubuntu@1.2.3.4" in shown
 

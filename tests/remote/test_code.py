@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -161,7 +162,20 @@ def test_the_page_of_report_comes_back(host: Sshd) -> None:
     assert "not a report of runner" in host(*words, "-o", "mine.html", cwd=project, code=1).stderr
     assert (project / "mine.html").read_text() == "mine\n"
     assert host(*words, "-o", "a b.html", cwd=project).stdout == f"{project}/a b.html\n"
-    assert not list(copy_of(host, Path("/")).glob(".*.html")), "nothing is left on the other side"
+    (project / "notes.txt").write_text("mine\n")
+    assert "not a report of runner" in host(*words, "-onotes.txt", cwd=project, code=1).stderr
+    assert (project / "notes.txt").read_text() == "mine\n"
+    assert host(*words, "-otable.md", "--md", cwd=project).stdout == f"{project}/table.md\n"
+    assert json.loads(host(*words, "-o", "x.html", "--json", cwd=project).stdout)[0]["run"] == run
+    assert not (project / "x.html").exists(), "as without --on"
+    assert not [*copy_of(host, Path("/")).glob(".*.html"), *copy_of(host, project).glob("*.md")], (
+        "nothing is left there"
+    )
+    none = host("--on", "lab", "report", "--since", "2100-01-01", "--site", "local", cwd=project)
+    assert "no run was launched" in none.stderr and not none.stdout
+    if find_spec("matplotlib"):
+        drawn = host("--on", "lab", "account", run, "--png", "bars.png", "--site", "local", cwd=project).stdout
+        assert drawn == f"{project}/bars.png\n" and (project / "bars.png").is_file()
     done = host("--on", "lab", "env", "check", "--fix", "mine", cwd=project, code=2)
     assert "env --fix does not take --on" in done.stderr
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -19,6 +20,8 @@ from queue import SimpleQueue
 
 import pytest
 
+from runner.commands import on
+from runner.commands.console import Console
 from runner.commands.on import Lines
 from tests.end_to_end.test_open import page
 from tests.lab.slurm import SlurmLab
@@ -106,7 +109,7 @@ def test_an_expired_certificate_is_named_with_the_command_that_renews_it() -> No
         )
         assert "try:     cscs-key sign\n" in closed("--on", "near", "status", code=1).stderr
         subprocess.run((*sign, "-V", "-2d:+1d", closed.folder / "user.pub"), check=True)
-        assert "runner connect lab" in closed("--on", "near", "status", code=1).stderr
+        assert "runner connect near\n" in closed("--on", "near", "status", code=1).stderr
         (hosts / "near.toml").write_text("[login]\nrenw = 'x'\n")
         assert "did you mean 'renew'?" in closed("--on", "near", "status", code=1).stderr
 
@@ -117,6 +120,11 @@ def test_another_version_is_refused_and_a_missing_one_is_named() -> None:
         assert "lab has runner 0.0.9, this machine has runner 0." in host("--on", "lab", "status", code=1).stderr
         (host.home / "bin/runner").unlink()
         assert "runner is not installed on lab" in host("--on", "lab", "status", code=1).stderr
+        hosts = host.local / ".config/runner/hosts"
+        hosts.mkdir(parents=True)
+        (hosts / "near.toml").write_text('host = "lab"\nfolder = "${HOME}/else"\n')
+        told = host("--on", "near", "status", code=1).stderr
+        assert "try:     runner connect near --install\n" in told, "it installs in the folder of the host file"
 
 
 def test_one_session_at_a_time_is_enough(tmp_path: Path) -> None:
@@ -170,9 +178,43 @@ def test_a_host_file_gives_the_address_and_the_site(host: Sshd) -> None:
     folder.mkdir(parents=True)
     (folder / "daint.toml").write_text('host = "lab"\nsite = "alps-daint"\n')
     assert "* marks the site in use (RUNNER_SITE)" in host("--on", "daint", "site", "list").stderr
+    (folder / "far.toml").write_text('host = "root@host.invalid"\n')
+    assert "cannot connect to far\n" in host("connect", "far", code=1).stderr
+    (folder / "far.toml").unlink()
     (folder / "daint.toml").write_text("hsot = 'lab'\n")
     assert "hsot" in host("--on", "daint", "status", code=None).stderr
     assert host("completion", "words", "--", "--on", "").stdout == "daint\n"
+
+
+def test_a_host_file_names_the_key_which_ssh_would_not_try_by_itself() -> None:
+    with Sshd(os.environ) as host:
+        host.install()
+        key, config = host.local / "a key.pem", host.folder / "config"
+        (host.folder / "user").rename(key)
+        config.write_text(config.read_text().replace(f"IdentityFile {host.folder}/user\n", ""))
+        hosts = host.local / ".config/runner/hosts"
+        hosts.mkdir(parents=True)
+        (hosts / "near.toml").write_text('host = "lab"\nsite = "local"\n')
+        assert "near refuses the login" in host("--on", "near", "site", "list", code=1).stderr
+        (hosts / "near.toml").write_text(f'host = "lab"\nsite = "local"\n[login]\nkey = "{key}"\n')
+        assert "* marks the site in use" in host("--on", "near", "site", "list").stderr
+        host("connect", "near", "--close")
+
+
+def test_the_folder_of_a_host_file_is_below_the_home_there_or_absolute(host: Sshd) -> None:
+    hosts = host.local / ".config/runner/hosts"
+    hosts.mkdir(parents=True, exist_ok=True)
+    (host.local / "it.toml").write_text("[env]\n")
+    try:
+        for text, place in (("~/a b", host.home / "a b"), (str(host.folder / "c"), host.folder / "c")):
+            (hosts / "near.toml").write_text(f'host = "lab"\nsite = "local"\nfolder = "{text}"\n')
+            host("--on", "near", "env", "show", "./it.toml", code=None)
+            assert [*place.glob("code/*/**/it.toml")] and not (host.home / "~").exists()
+        for text, word in (("copies", "absolute path"), ("${SCRATCH:-/tmp}/x", "`folder` of the host file")):
+            (hosts / "near.toml").write_text(f'host = "lab"\nfolder = "{text}"\n')
+            assert word in host("--on", "near", "status", code=None).stderr
+    finally:
+        shutil.rmtree(hosts)
 
 
 def test_logs_go_on_after_the_connection_was_cut(host: Sshd) -> None:
@@ -235,6 +277,19 @@ def test_the_status_of_all_hosts(host: Sshd) -> None:
         in host("launch", "--on", "far", "--on", "near", code=2).stderr
     )
     shutil.rmtree(folder)
+
+
+def test_a_host_that_hangs_is_named_and_the_others_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "python"
+    program.write_text('#!/bin/sh\n[ "$5" != slow ] || exec sleep 60\necho run of $5\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(on, "_PATIENCE_SECONDS", 3)
+    assert on.run_on(("near", "slow"), ("status",), argparse.Namespace(verb="status", json=False), Console()) == 1
+    shown = capsys.readouterr()
+    assert shown.out == "near:\nrun of near\nslow:\n  no answer\n" and "slow: no answer: it did not end" in shown.err
 
 
 def test_a_file_of_the_project_that_has_our_name_is_not_run(tmp_path: Path) -> None:
@@ -395,3 +450,28 @@ def test_a_verb_costs_at_most_200_ms_more_than_plain_ssh(host: Sshd) -> None:
         if extra[-1] < 0.2:
             return
     raise AssertionError(extra)
+
+
+def test_a_runtime_folder_that_is_gone_is_not_used(host: Sshd) -> None:
+    gone = {"XDG_RUNTIME_DIR": "/run/user/gone"}
+    try:
+        assert "lab: connected" in host("connect", "lab", extra_environ=gone).stderr
+        assert [*(host.local / ".ssh").glob("runner-*")]
+    finally:
+        host("connect", "lab", "--close", extra_environ=gone)
+
+
+def test_connect_does_not_end_what_runs_over_the_connection(host: Sshd) -> None:
+    """A shell of the user, `runner logs -f`: they go on, and later commands use the new connection."""
+    host("connect", "lab")
+    argv = ("ssh", "-o", f"ControlPath={host.folder}/runner-%C", "lab", "echo begun; read word; echo got $word")
+    with subprocess.Popen(argv, env=host.here(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as session:
+        assert session.stdin and session.stdout
+        assert session.stdout.readline() == "begun\n"
+        host("connect", "lab")
+        assert over_ssh(host, "echo hello").stdout == "hello\n"
+        session.stdin.write("it\n")
+        session.stdin.close()
+        assert session.stdout.read() == "got it\n"
+    assert session.returncode == 0
+    assert over_ssh(host, "echo hello").stdout == "hello\n"

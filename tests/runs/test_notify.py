@@ -203,6 +203,27 @@ def test_matrix_has_its_own_form(server: Server, tmp_path: Path) -> None:
     assert path.startswith(f"{room}/") and path.endswith("?access_token=t")
 
 
+def test_slack_does_not_take_words_of_the_log_for_its_own(server: Server, tmp_path: Path) -> None:
+    """A traceback has `<module>`, and a log may have `<!channel>`, a call to everybody. Others get it as it is."""
+    words = "echo 'in <module> a && b <!channel>'; exit 7"
+    run(tmp_path / "a-1", words, server.url, 7, "failure\n")
+    run(tmp_path / "a-2", words, server.url.replace("/services", "/hooks.slack.com/services"), 7, "failure\n")
+    plain, escaped = server.texts()
+    assert "in <module> a && b <!channel>\n" in plain
+    assert "in &lt;module&gt; a &amp;&amp; b &lt;!channel&gt;\n" in escaped
+
+
+def test_a_long_message_to_discord_has_its_beginning_and_its_end(server: Server, tmp_path: Path) -> None:
+    """Discord refuses more than 2000 characters, also in Slack's format (thp/urlwatch#353)."""
+    words = """for n in 1 2 3 4 5 6 7 8 9; do printf '%s %0250d\\n' "\303\244" "$n"; done; exit 7"""
+    hook = server.url.replace("/services/very-secret-path", "/api/webhooks/1/secret/slack")
+    run(tmp_path / "a-1", words, server.url, 7, "failure\n")
+    run(tmp_path / "a-1b", words, hook, 7, "failure\n")
+    whole, short = server.texts()
+    assert len(whole) > 2000 >= len(short) > 1700
+    assert short.startswith("a-1b: ended by script_failure") and short.rstrip().endswith("runner why a-1b")
+
+
 def test_events_that_nobody_wants_and_runs_without_a_webhook_are_silent(server: Server, tmp_path: Path) -> None:
     run(tmp_path / "a-1", "true", server.url, events="failure\n")
     run(tmp_path / "a-2", "true", "")

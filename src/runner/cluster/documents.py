@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from runner.errors import RunnerError
 from runner.machine import files
@@ -19,6 +19,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
     environment = jinja2.Environment(
         loader=loader, undefined=jinja2.ChainableUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.globals["not_in_vars"] = _not_in_vars
     try:
         text = environment.get_template(template).render(values).strip("\n") + "\n"
     except (TypeError, ValueError, LookupError, jinja2.TemplateError) as error:
@@ -32,6 +33,14 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 
         text = yaml.safe_dump(merge(yaml.safe_load(text), raw), sort_keys=False, width=1000)
     return text
+
+
+def _not_in_vars(reference: str) -> NoReturn:
+    """Raise RunnerError for `$(vars.NAME)` of a blueprint whose vars do not have the name."""
+    why = "`vars` of the blueprint does not have it, and runner does not read a deployment file"
+    raise RunnerError(
+        f"cannot read {reference} of the adopted file", why, "add it to `vars` of the blueprint"
+    )
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -130,6 +130,10 @@ def create(args: argparse.Namespace, console: Console) -> int:
     # `gcloud compute config-ssh` gives nodes these names
     google = f"{state.address}.{state.zone}.{cluster.values['project']}"
     host = f'host = "{google if command[0] == "gcloud" else command[-1]}"\nsite = "{name}"\n'
+    if (
+        cluster.values["key"] and command[-1] != name
+    ):  # no Host of ~/.ssh/config, which would name it
+        host += f'[login]\nkey = "~/.ssh/{cluster.values["key"]}.pem"\n'
     console.answer(
         write_own(user_folder(os.environ).parent / "hosts" / f"{name}.toml", host, force=args.force)
     )

@@ -44,12 +44,16 @@ def complete(
         return []
     if before and before[-1] in ("--on", "--site"):
         return _starting(current, _hosts() if before[-1] == "--on" else _sites())
+    if current.startswith("--on="):
+        return [f"--on={each}" for each in _starting(current[5:], _hosts())]
+    # the parsers of the verbs do not know --on
+    before = [
+        word
+        for n, word in enumerate(before)
+        if "--on" not in (word, *before[n - 1 : n]) and not word.startswith("--on=")
+    ]
     at = next(
-        (
-            n
-            for n, word in enumerate(before)
-            if word in verbs and before[n - 1 : n] not in (["--on"], ["--site"])
-        ),
+        (n for n, word in enumerate(before) if word in verbs and before[n - 1 : n] != ["--site"]),
         None,
     )
     if at is None:
@@ -86,6 +90,7 @@ def _in_verb(parser: argparse.ArgumentParser, before: Sequence[str], current: st
         )
     if current.startswith("-"):
         shown = [name for name, each in options.items() if each.help != argparse.SUPPRESS]
+        shown.append("--on")
         return _starting(current, (name for name in shown if name.startswith("--")))
     positionals = [action for action in parser._actions if not action.option_strings]
     if places < len(positionals):

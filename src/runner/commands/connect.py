@@ -12,8 +12,10 @@ from runner.remote.ssh import Connection
 def connect_host(args: argparse.Namespace, console: Console) -> int:
     """`runner connect HOST`: open the connection, or close it. ssh asks what it needs on the terminal."""
     connection = Connection(find_host(args.host, os.environ), os.environ)
-    connection.close()
-    if not args.close:
+    if args.close:
+        connection.close()
+    else:
+        connection.leave()
         connection.open(terminal=sys.stdin.isatty() and sys.stderr.isatty(), kept=True)
     if args.install:
         from runner.remote.install import install

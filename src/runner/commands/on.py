@@ -60,10 +60,11 @@ def run_on(
         try:
             if waited and not connection.is_open():
                 connection.open(terminal=False)
-            plain = BytesIO() if call.writes else sys.stdout.buffer
+            written = BytesIO()  # the path there; empty if the verb had nothing to write
+            plain = written if call.writes else sys.stdout.buffer
             exit_code, noise = _once(connection, call, args, terminal, output if follows else plain)
-            if call.writes and not exit_code:
-                _fetch(connection, call, console)
+            if written.getvalue() and not exit_code:
+                _fetch(connection, call, args.verb, console)
             if exit_code != 255:
                 output.end()
                 return exit_code
@@ -143,7 +144,8 @@ def _local_options(
     words = [
         word for word in words if (args.verb, word) != ("open", "--browser")
     ]  # the browser of this machine
-    writes: str = getattr(args, {"plot": "png", "report": "output"}.get(args.verb, ""), None) or ""
+    option = {"account": "png", "plot": "png", "report": "output"}.get(args.verb, "")
+    writes: str = "" if option and args.json else getattr(args, option, None) or ""
     if args.verb == "report" and not (writes or args.md or args.json):
         writes = f"{Path(args.runs[0]).name if len(args.runs) == 1 else 'report'}.html"
         words = [*words, "-o", writes]
@@ -154,12 +156,12 @@ def _local_options(
     )
 
 
-def _fetch(connection: Connection, call: _Call, console: Console) -> None:
+def _fetch(connection: Connection, call: _Call, verb: str, console: Console) -> None:
     """Bring the file that the verb has written to this machine, and print its path."""
     from runner.commands.report import write_page  # slow, and few verbs need it
 
     target = Path(call.writes).absolute()
-    write = write_page if target.suffix in (".html", ".md") else files.write
+    write = write_page if verb == "report" else files.write
     write(target, b64decode(connection.ask("fetch.sh", name=call.values["writes"])))
     console.answer(str(target))
 
@@ -332,7 +334,10 @@ def _side_by_side(
 
     def ask(name: str) -> process.Completed:
         argv = (sys.executable, "-P", "-m", "runner", "--on", name, *words)
-        return process.run(argv, check=False, timeout_seconds=_PATIENCE_SECONDS)
+        try:
+            return process.run(argv, check=False, timeout_seconds=_PATIENCE_SECONDS)
+        except RunnerError as error:  # the other hosts have answered
+            return process.Completed(argv, 1, "", f"no answer: {error.why}")
 
     with ThreadPoolExecutor() as pool:
         answers = dict(zip(names, pool.map(ask, names), strict=True))

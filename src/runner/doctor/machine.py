@@ -101,9 +101,12 @@ def namespaces() -> Diagnosis:
         return Diagnosis(
             "namespaces", "missing", "unshare is not installed", "apt-get install util-linux"
         )
-    tried = process.run(
-        ("unshare", "--map-root-user", "--mount", "true"), check=False, timeout_seconds=_SECONDS
-    )
+    try:
+        tried = process.run(
+            ("unshare", "--map-root-user", "--mount", "true"), check=False, timeout_seconds=_SECONDS
+        )
+    except RunnerError as error:
+        return Diagnosis("namespaces", "missing", f"{error.what}: {error.why}", error.fix)
     if tried.exit_code == 0:
         return Diagnosis("namespaces", "ok", "this user may create them")
     words = tried.stderr.strip() or "refused"
@@ -266,7 +269,11 @@ def plugins(site: Site) -> Diagnosis:
     folder = (slurm_configuration(os.environ) or Path("/etc/slurm/slurm.conf")).parent
     tracking = ""
     if "container-image" in there:
-        tracking = _tracking_that_ends_mounts(plugin_lines(folder / "plugstack.conf"))
+        try:
+            tracking = _tracking_that_ends_mounts(plugin_lines(folder / "plugstack.conf"))
+        except RunnerError as error:  # a busy controller
+            text += f"; it is not known how Slurm tracks processes: {error.what}"
+            return Diagnosis("srun plugins", "missing", text, error.fix)
     if tracking:
         text += f"; with {tracking}, a signal for a step also ends squashfuse, and the program loses its files"
         fix = "ask an admin to set ProctrackType=proctrack/cgroup, or to remove use_squashfuse=1 from plugstack.conf"

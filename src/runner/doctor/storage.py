@@ -14,7 +14,7 @@ from runner.doctor.machine import Diagnosis
 from runner.errors import RunnerError
 from runner.expansion import expand
 from runner.images.sources.registry.credentials import auth_files, enroot_file
-from runner.machine import files, probe, process
+from runner.machine import files, probe, process, secrets
 from runner.project import find_project
 from runner.site import Site
 
@@ -330,9 +330,15 @@ def hugging_face(environ: Mapping[str, str]) -> Diagnosis:
         return Diagnosis(
             "Hugging Face", "wrong", f"{token} can be read by others", f"chmod 600 {token}"
         )
+    try:
+        own = secrets.check(environ)
+    except RunnerError as error:
+        return Diagnosis("Hugging Face", "wrong", f"{error.what}: {error.why}", error.fix)
     if environ.get("HF_TOKEN"):
         known = "HF_TOKEN is set"
-    elif token.is_file():
+    elif "HF_TOKEN" in own:
+        known = f"HF_TOKEN is in {secrets.path(environ)}"
+    elif token.is_file() and "HF_TOKEN" not in environ:
         known = f"token in {token}"
     else:
         known = "no token"

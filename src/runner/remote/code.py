@@ -13,6 +13,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -136,7 +137,7 @@ def send(
     connection: Connection, parcel: Parcel, environ: Mapping[str, str], report: Report
 ) -> None:
     """Bring the copy on HOST up to date. Raises RunnerError if a file contains a known secret."""
-    cache = folders.cache_folder(environ) / "on" / f"{parcel.key}-{connection.host.name}"
+    cache = folders.cache_folder(environ) / "on" / f"{parcel.key}-{connection.host.target}"
     token, *unchanged = connection.ask("state.sh", key=parcel.key).split("\0")
     token = token.strip()
     before: Manifest = json.loads(files.text_of(cache / f"{token}.json") or "{}")
@@ -258,14 +259,16 @@ def _send(
 
 
 def quoted(words: Sequence[str], new: Mapping[str, str]) -> str:
-    """The words of a command line for sh, with the paths on HOST, also in `--flag=PATH`, but not after `--`."""
+    """The words of a command line for sh, with the paths on HOST (also `--flag=PATH`, `-fPATH`), but not after `--`."""
     at = words.index("--") if "--" in words else len(words)
 
     def one(word: str) -> str:
         flag, equals, value = "", "", word
         if word.startswith("--") and "=" in word:
             flag, equals, value = word.partition("=")
+        elif re.match("-[a-z]", word) and word[2:] in new:
+            flag, value = word[:2], word[2:]
         path = f'"$c"/{shlex.quote(new[value])}' if value in new else shlex.quote(value)
-        return shlex.quote(flag + equals) + path if equals else path
+        return shlex.quote(flag + equals) + path if flag else path
 
     return " ".join([*map(one, words[:at]), *map(shlex.quote, words[at:])])

@@ -10,12 +10,15 @@ from runner.site_files import user_folder
 
 
 class Host(NamedTuple):
-    """`target` is what ssh is given, `site` sets RUNNER_SITE there. runner and code are installed in `folder`."""
+    """`name` is what the user typed, `target` what ssh is given. `site` sets RUNNER_SITE there. runner and code are
+    installed in `folder`."""
 
     name: str
     target: str
     site: str = ""
     folder: str = "${HOME}/.local/share/runner/on"
+    key: str = ""
+    """the file of the private key for the login; empty: those that ssh would use"""
     certificate: str = ""
     """the file of the certificate for the login; empty: those that ssh would use"""
     renew: str = ""
@@ -42,13 +45,21 @@ def find_host(name: str, environ: Mapping[str, str]) -> Host:
     document = read_toml(path)
     refuse_unknown_keys(document, (), ("host", "site", "folder", "login"), "host")
     typed(document, ("login",), dict)
-    refuse_unknown_keys(document, ("login",), ("certificate", "renew"), "host")
+    refuse_unknown_keys(document, ("login",), ("key", "certificate", "renew"), "host")
     target = find_host(typed(document, ("host",), str, name), {}).target
+    folder = typed(document, ("folder",), str, Host._field_defaults["folder"])
+    folder = re.sub("^~/", "${HOME}/", folder)
+    if not folder.startswith(("/", "${")):
+        what = f"{document.place('folder')}: folder cannot be {folder!r}"
+        raise RunnerError(
+            what, "it must be an absolute path on that machine", 'folder = "~/runner"', exit_code=2
+        )
     return Host(
-        name=target,
+        name=name,
         target=target,
         site=typed(document, ("site",), str, ""),
-        folder=typed(document, ("folder",), str, Host._field_defaults["folder"]),
+        folder=folder,
+        key=typed(document, ("login", "key"), str, ""),
         certificate=typed(document, ("login", "certificate"), str, ""),
         renew=typed(document, ("login", "renew"), str, ""),
     )

@@ -34,14 +34,16 @@ class Connection:
 
     def __init__(self, host: Host, environ: Mapping[str, str]) -> None:
         self.host = host
-        folder = environ.get("XDG_RUNTIME_DIR") or str(
-            Path(environ.get("HOME", "~")).expanduser() / ".ssh"
-        )
-        self._resolved = process.run(("ssh", "-G", host.target)).stdout
+        folder = Path(environ.get("XDG_RUNTIME_DIR") or "none")
+        if not folder.is_dir():  # it goes at the logout, also under a tmux that stays
+            folder = Path(environ.get("HOME", "~")).expanduser() / ".ssh"
+        key = ("-o", f'IdentityFile="{host.key}"') if host.key else ()
+        self._resolved = process.run(("ssh", *key, "-G", host.target)).stdout
         own = re.search("^controlpath (?!none)", self._resolved, re.M)
         path = () if own else ("-o", f"ControlPath={folder}/runner-%C")
         self.options = (
             *path,
+            *key,
             "-o",
             "ControlMaster=auto",
             "-o",
@@ -62,7 +64,12 @@ class Connection:
         return self._master("check").exit_code == 0
 
     def close(self) -> None:
+        """Close the connection at once, with all that runs over it."""
         self._master("exit")
+
+    def leave(self) -> None:
+        """Let the next command open another connection. What runs over this one goes on, and it ends with the last."""
+        self._master("stop")
 
     def forward(self, port: int) -> str:
         """Forward a port of this machine, the same if it is free, to this port of the host: the words of ssh -L."""
@@ -171,7 +178,8 @@ class Connection:
         text = (Path(__file__).parent / script).read_text(encoding="utf-8")
         set_values = " ".join(f"{name}={shlex.quote(value)}" for name, value in values.items())
         code = f"$d/code/{shlex.quote(os.uname().nodename)}"
-        first = f"d={live(self.host.folder)} {set_values}\nc={code}\nset -- {words}\n"
+        folder = live(self.host.folder, "`folder` of the host file")
+        first = f"d={folder} {set_values}\nc={code}\nset -- {words}\n"
         return remote_command(first + text)
 
 

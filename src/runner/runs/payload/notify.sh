@@ -35,8 +35,12 @@ last_words() {
 # post TEXT: post in Slack's format, which Mattermost, Discord (…/slack) and Matrix bridges accept too. If the URL is
 # …/_matrix/client/v3/rooms/ROOM/send/m.room.message?access_token=…, use Matrix's own format.
 post() {
-    local url=$RUNNER_WEBHOOK method=POST body
-    body=$(json_text "$1")
+    local url=$RUNNER_WEBHOOK method=POST text=$1 body
+    # Slack takes `<module>` for a link and `<!channel>` for everybody (docs.slack.dev, "Escaping text")
+    case $url in *hooks.slack.com/*) text=${text//&/'&amp;'} text=${text//</'&lt;'} text=${text//>/'&gt;'} ;; esac
+    # Discord refuses messages of more than 2000 characters
+    case $url in */api/*webhooks/*) [ "${#text}" -le 1900 ] || text="${text:0:900}"$'\n…\n'"${text: -900}" ;; esac
+    body=$(json_text "$text")
     case $url in
     */_matrix/*)
         method=PUT
