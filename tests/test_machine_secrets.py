@@ -229,7 +229,7 @@ SORTED_BY = {
 
 
 def test_a_secret_is_exported_and_is_no_word_of_a_command_line() -> None:
-    """Every user of the node can read command lines. Here the name alone decides, and more names count as secrets."""
+    """Every user of the node can read command lines. Here more names count as secrets, and URLs with a password."""
     names = {name.replace("-", "_") for name, *_ in CASES} - {"PATH"}
     secret = {name for name in names if secrets.is_secret_name(name)} | {
         "_HF_TOKEN",
@@ -237,14 +237,20 @@ def test_a_secret_is_exported_and_is_no_word_of_a_command_line() -> None:
         "DB_PASS",
         "TOKEN_2",
         "secret_names",
+        "MYSQL_PWD",
+        "GH_PAT",
+        "SENTRY_DSN",
     }
-    words = {f"{name}=value" for name in names | secret}
+    urls = {"https_proxy=http://u:hunter22@proxy:3128", "DATABASE_URL=postgres://u:hunter22@db/x"}
+    words = {f"{name}=value" for name in names | secret} | urls | {"http_proxy=http://proxy:3128", "PATHS=value"}
     found = []
     for path, program in SORTED_BY.items():
         argv = ("bash", "-euc", program, str(SRC / path), *words)
         done = subprocess.run(argv, capture_output=True, text=True, check=True, env={"PATH": os.defpath})
         listed, exported = (set(part.splitlines()) & words for part in done.stdout.split("\n\n"))
         assert listed | exported == words and not listed & exported
-        assert {f"{name}=value" for name in secret} <= exported
+        assert {f"{name}=value" for name in secret} | urls <= exported
         found.append(listed)
-    assert found[0] == found[1] >= {"URL=value", "PROXY=value", "x=value", "anything=value"}
+    assert (
+        found[0] == found[1] >= {"URL=value", "PROXY=value", "x=value", "http_proxy=http://proxy:3128", "PATHS=value"}
+    )

@@ -91,7 +91,7 @@ def _value(variable: Variable, variables: Mapping[str, str], what: str) -> str:
     raise RunnerError(
         f"the variable {variable.name} in {what} is not defined",
         f"{what} contains ${{{variable.name}}}, but {variable.name} is not set in this shell",
-        f"export {variable.name}=…   or give it a default: ${{{variable.name}:-…}}",
+        f"export {variable.name}=…, or write ${{{variable.name}:-DEFAULT}} in the file that contains it",
     )
 
 

@@ -94,7 +94,7 @@ def site_documents(name: str, environ: Mapping[str, str]) -> tuple[Document, ...
             paths_of_circle = dict.fromkeys(str(document.path) for document in found)
             raise RunnerError(
                 f"the site {name!r} is based on itself",
-                f"the `base` keys of these files lead back to {documents[0].path}",
+                f"the `base` keys of the files below lead back to {documents[0].path}",
                 "\n".join(("remove or change `base` in one of them:", *paths_of_circle)),
             )
     return tuple(reversed(found))

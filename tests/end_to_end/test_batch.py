@@ -120,6 +120,11 @@ def test_the_dry_run_prints_the_scripts_bytes_and_the_source_of_each_value(clust
     assert found["--nodes"] == ["1", "command", "line"]
     assert found["--time"] == ["7", "SBATCH_TIMELIMIT"]
     assert found["--ntasks-per-node"] == ["1", "./seen.sbatch:3"]
+    given = ("--hang-seconds", "90", "--restart", "hang=2")
+    text = cluster("launch", "--dry-run", *given, "./seen.sbatch", cwd=place).stderr
+    rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.startswith("  ")}
+    assert rows["hang_seconds"] == ["90", "command", "line"] and rows["restart.hang"] == ["2", "command", "line"]
+    assert rows["--open-mode"] == ["append", "command", "line"]
     assert not cluster.made()
 
 

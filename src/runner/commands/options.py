@@ -119,7 +119,7 @@ def add_job(verb: argparse.ArgumentParser) -> None:
         "job",
         nargs="?",
         metavar="JOB",
-        help="a job file (a name in jobs/, or a path); for launch also a batch script",
+        help="a job file (a name in jobs/, or a path), or for launch a batch script",
     )
     verb.add_argument(
         "--env", metavar="ENV", help="the environment: a name in edf/, or a path to an EDF"

@@ -202,7 +202,7 @@ def quota_of_folder(folder: Path) -> Quota | None:
     if process.which(program) is None:
         raise RunnerError(
             f"{program} is not installed",
-            f"runner needs it to read the quota of {kind or 'the file system'}",
+            f"runner needs it to read your quota on this file system{f' ({kind})' if kind else ''}",
             "ask an administrator to install it; without it, runner cannot warn about a full quota",
         )
     words = (

@@ -186,9 +186,7 @@ def _sizes(shape: Shape, job: Job, site: Site, options: Options) -> tuple[Layout
     micro, batch = _number(options, "micro_batch_size", 1), _number(options, "global_batch_size", 0)
     work = Work(job.gpus, shape.positions, micro)
     if fault := problem(shape, asked, work):
-        raise RunnerError(
-            "Megatron cannot split this model", fault, "change that size, or the number of --nodes"
-        )
+        raise RunnerError("Megatron cannot split this model", fault, "change that size, or --nodes")
     fixed = all(given[:2])
     possible = [
         each

@@ -28,7 +28,7 @@ from runner.runs.image import LaunchImage
 from runner.runs.job import KEYS, Job, Layer, Restart, Setting, command_line, value
 from runner.runs.plan import Request, Row, RunPlan, Trial
 from runner.runs.program import Program
-from runner.runs.resolve import setting_of
+from runner.runs.resolve import DEFAULT, setting_of
 from runner.runs.schedulers import directives
 from runner.runs.schedulers.flags import REFUSED
 from runner.runs.schedulers.slurm_commands import SUBMIT, WITHHELD
@@ -110,7 +110,7 @@ class OwnScriptPlan(RunPlan):
 
     own: OwnScript
 
-    rows_title = "options of sbatch"
+    rows_title = "options and settings"
 
     @property
     def own_script(self) -> str:
@@ -138,11 +138,22 @@ class OwnScriptPlan(RunPlan):
 
     def by_hand(self, runs: str) -> tuple[str, ...]:
         command = shlex.join(command_of(self.own, self.job))
-        return (f"would run: cd {self.own.folder} && {command}",)
+        inside = self.own.in_snapshot
+        folder = self.own.folder if inside is None else f"RUN/code/{inside}"
+        return (f"would run: cd {folder} && {command}",)
 
     def rows(self) -> Iterator[Row]:
         for name, (text, origin) in self.own.options.items():
             yield Row(f"--{name}", text, str(origin))
+        job = self.job
+        limits = (
+            job.restart.words.items() if job.restart and job.origins["restart"] != DEFAULT else ()
+        )
+        for cause, limit in limits:
+            yield Row(f"restart.{cause}", str(limit), str(job.origins["restart"]))
+        for name in ("hang_seconds", "chain"):
+            if job.origins[name] != DEFAULT:
+                yield Row(name, str(getattr(job, name)), str(job.origins[name]))
 
     def options(self) -> Iterable[str]:
         return self.own.options
@@ -347,7 +358,9 @@ def load(
         # without append, a requeue empties the output file
         flags = ["--requeue", *(() if "open-mode" in options else ("--open-mode=append",))]
         added += flags
-        options |= directives.of_words(flags, Origin("[restart]"))
+        chosen = setting_of("restart", layers)
+        origin = (chosen if chosen.value else setting_of("chain", layers)).origin
+        options |= directives.of_words(flags, origin)
     for refused, some in ((_REFUSED_OPTIONS, (options,)), (_REFUSED_SETTINGS, layers)):
         for name, layer in ((name, layer) for name in refused for layer in some if name in layer):
             flag = name if layer is job_file else f"--{_SHORT_NAMES.get(name, name)}"

@@ -115,6 +115,11 @@ read_edf() {
   done
 }
 
+# may_be_secret NAME VALUE: by the name, or a password in a URL, as in payload/batch.sh.
+may_be_secret() {
+  [[ ${1^^} =~ TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH|WEBHOOK|_PWD$|(^|_)(PAT|DSN)$ || $2 =~ ://[^/@]*:[^/@]*@ ]]
+}
+
 # list_inside: fills the array `final` with the words of `env` that leave exactly the variables inside the container. Every
 # user of the node can read command lines: what may be a secret is exported instead.
 list_inside() {
@@ -124,7 +129,7 @@ list_inside() {
   for name in "${!inside[@]}"; do
     if [[ -n ${dropped[$name]-} ]]; then
       continue
-    elif [[ $name =~ ^[A-Za-z_][A-Za-z0-9_]*$ && ${name^^} =~ TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH|WEBHOOK ]]; then
+    elif [[ $name =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]] && may_be_secret "$name" "${inside[$name]}"; then
       export "$name=${inside[$name]}"
       unset "outside[$name]"
     else

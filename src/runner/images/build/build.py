@@ -368,7 +368,7 @@ def _carry_out(
                 f"the build of {recipe.name!r} failed{at}",
                 "\n".join(progress.last_lines)
                 or f"the engine ended with exit code {code} and printed nothing",
-                f"correct the cause, and build again (finished steps are cached); the whole log: {context.log}",
+                f"fix the cause, and build again (finished steps are cached); the whole log: {context.log}",
             )
 
 

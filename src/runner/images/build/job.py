@@ -181,5 +181,7 @@ def _result(job: BuildJob, job_id: str) -> Path:
     path = (job.folder / "path").read_text().strip() if (job.folder / "path").exists() else ""
     if code != "0" or not path:
         tail = log.read_text(errors="replace").strip().splitlines()[-12:] if log.exists() else []
-        raise RunnerError(f"build job {job_id} failed with exit code {code}", "\n".join(tail), fix)
+        what = f"failed with exit code {code}" if code != "0" else "printed no path of an image"
+        why = "\n".join(tail) or "its log is empty"
+        raise RunnerError(f"build job {job_id} {what}", why, fix)
     return Path(path)

@@ -67,9 +67,10 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
                 found["registries"] = (*settings.registries, found["registries"])
             settings = replace(settings, **found)
             if settings.limit_gb < 0:
-                why = f"limit_gb is {settings.limit_gb}, and a limit cannot be negative"
                 raise RunnerError(
-                    f"{document.place('limit_gb')}: {why}", "0 means no limit", "correct the number"
+                    f"{document.place('limit_gb')}: limit_gb is {settings.limit_gb}",
+                    "a limit cannot be negative",
+                    "write a positive number, or 0 for no limit",
                 )
     return settings
 

@@ -221,7 +221,8 @@ def refuse_layers(media_types: Sequence[str], reference: str) -> None:
             raise RunnerError(
                 f"cannot read {reference}",
                 "its layers are encrypted",
-                "decrypt the image: skopeo copy --decryption-key KEY docker://... oci:DIR",
+                "decrypt the image, and import the copy: skopeo copy --decryption-key KEY docker://… oci:DIR && "
+                "runner import oci:DIR",
             )
 
 

@@ -44,7 +44,7 @@ use() {
     export "$name=${1#*=}"
 }
 
-may_be_secret() { [[ ${1^^} =~ TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH|WEBHOOK ]]; }
+may_be_secret() { [[ ${1^^} =~ TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH|WEBHOOK|_PWD$|(^|_)(PAT|DSN)$ || ${2:-} =~ ://[^/@]*:[^/@]*@ ]]; }
 
 words=() variables=()
 while IFS= read -r -d '' word; do words+=("$word"); done <&8
@@ -92,7 +92,7 @@ become() {
     for name in $(compgen -e); do others[$name]=1; done
     for word in "${variables[@]}"; do
         name=${word%%=*}
-        if [[ $name =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]] && may_be_secret "$name"; then
+        if [[ $name =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]] && may_be_secret "$name" "${word#*=}"; then
             export "$name=${word#*=}"
             unset "others[$name]"
         else

@@ -45,16 +45,17 @@ lost_nodes() {
 # out names that the cluster no longer has, because sbatch rejects them. If there are any, add the nodes that the user excludes,
 # because this value replaces theirs.
 excluded_nodes() {
-    local name seconds mark known found=
-    known=" $(sinfo --noheader --Node --format=%N 2>/dev/null | tr '\n' ' ')"
+    local name seconds mark known found= now
+    now=$(date +%s)
+    known=" $(timeout 20 sinfo --noheader --Node --format=%N 2>/dev/null | tr '\n' ' ')"
     while read -r name seconds _; do
         [[ $known == *" $name "* && ",$found," != *",$name,"* ]] || continue
-        (($(date +%s) - ${seconds:-0} > 86400)) || found=${found:+$found,}$name
+        ((now - ${seconds:-0} > 86400)) || found=${found:+$found,}$name
     done < <(
         cat "$bad_nodes" 2>/dev/null
         for mark in "$RUNNER_ATTEMPT"/busy-node-*; do
             name=$(marked_node "$mark")
-            [ -z "$name" ] || printf '%s %s\n' "$name" "$(date +%s)"
+            [ -z "$name" ] || printf '%s %s\n' "$name" "$now"
         done
     )
     # shellcheck disable=SC2154 # restart.sh
