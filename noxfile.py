@@ -3,7 +3,7 @@
 ./nox -s demo          the main job end to end: image, squashfs, environment, training, sample
 ./nox -s tests         the test suite on real parts (real Slurm, podman, registry, squashfs), in ten minutes
 ./nox -s tests-all     every test, also those that depend on time, take long or ask a package index: an hour
-./nox -s quick         the tests that need neither Slurm nor podman nor torch, in under a minute
+./nox -s quick         the tests that need neither Slurm nor podman nor torch, in two minutes
 ./nox -s 'pins(ngc-24.06)'   the tests of the jobs on the versions of that image, without a GPU; also ngc-25.06
 ./nox -s build-image   runner build [-- RECIPE …]
 ./nox -s lab           a private Slurm cluster to play with, until Ctrl-C
@@ -248,7 +248,7 @@ def tests_all(session: nox.Session) -> None:
 
 @nox.session
 def quick(session: nox.Session) -> None:
-    """The tests that need neither Slurm nor podman nor torch, in under a minute; words after -- go to pytest."""
+    """The tests that need neither Slurm nor podman nor torch, in two minutes; words after -- go to pytest."""
     use_shared_environment(session)
     session.run("python", "-m", "pytest", "--quick", "-q", *(session.posargs or ("-n", "auto")))
 

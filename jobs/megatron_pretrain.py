@@ -63,7 +63,8 @@ def main(argv: Sequence[str]) -> int:
 def arguments(words: Sequence[str]) -> list[str]:
     """Return the words; after a restart, they resume from the run's own checkpoints."""
     found = list(words)
-    if "--data-cache-path" not in found and os.environ.get("RUNNER_CACHE"):
+    has_cache = any(word.partition("=")[0] == "--data-cache-path" for word in found)
+    if not has_cache and os.environ.get("RUNNER_CACHE"):
         found += ["--data-cache-path", os.environ["RUNNER_CACHE"] + "/megatron"]
     saved = value(found, "--save")
     if saved and (Path(saved) / TRACKER).is_file():

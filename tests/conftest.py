@@ -154,6 +154,8 @@ LONGEST = (
     *("images/test_flatten_model", "runs/trainers/test_progress", "end_to_end/test_batch_pairs"),
     *("runs/test_in_place", "runs/test_spare_nodes_slurm", "runs/test_usage", "runs/trainers/test_real"),
     *("images/test_import_oracle", "jobs/test_disk_full", "cluster/test_schema", "cluster/test_verbs"),
+    *("runs/trainers/test_log_decisions", "runs/test_save_signal", "runs/test_report", "test_gate"),
+    *("runs/test_restart_stops", "runs/test_spare_nodes", "runs/test_sarus_launch"),
 )
 NEEDY = (
     *("end_to_end", "faults", "jobs", "remote", "test_lab_slurm"),

@@ -70,7 +70,7 @@ def test_what_the_cluster_says_is_written_with_its_source_and_date(environ, tmp_
     path.write_text(text)
     site = load_site("ours", environ)
     assert (site.cpus_per_node, site.gpu, site.versions) == (64, "a100", {"slurm": "23.11.4"})
-    assert site.partitions["cpu"] == "9 nodes; time limit infinite"
+    assert site.partitions["cpu"] == "9 nodes; no time limit"
     assert site.partitions["one"] == "1 node; time limit 1:00"
     assert re.search(r"the cluster ours, 20\d\d-\d\d-\d\d \(", str(site.origins["gpus_per_node"]))
 

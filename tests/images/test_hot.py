@@ -123,15 +123,15 @@ def test_the_same_image_and_trace_give_the_same_bytes(shop: Shop, trace: Path) -
     assert shop.bring(*LAYERS, trace=trace).squashfs.content not in (plain.content, copied.squashfs.content)
 
 
-@pytest.mark.parametrize("labels", [{"runner.recipe": "my-own"}, {"runner.recipe": "../containers/my_own"}, {}])
+@pytest.mark.parametrize("labels", [{"runner.recipe": "my_own"}, {"runner.recipe": "../containers/my_own"}, {}])
 def test_the_trace_beside_the_recipe_is_used(labels: dict[str, str], tmp_path: Path, trace: Path) -> None:
-    """If the image was built from the recipe, whose name in labels and images has hyphens; a path is not a name."""
+    """If the image was built from the recipe; a path is not a name."""
     (tmp_path / "containers").mkdir()
     trace.rename(tmp_path / "containers/my_own.trace")
     image = layout(tmp_path / "image", [tar(layer) for layer in LAYERS], {"Labels": labels})
     project = Project(tmp_path, tmp_path / "shipped", tmp_path)
     made = import_image(ImportRequest(f"oci:{image}", tmp_path / "images", project, {}, ImportOptions()), Quiet())
-    assert (made.packed.traced > 0) == (labels.get("runner.recipe") == "my-own") == ("trace" in made.squashfs.settings)
+    assert (made.packed.traced > 0) == (labels.get("runner.recipe") == "my_own") == ("trace" in made.squashfs.settings)
 
 
 @pytest.mark.parametrize("text", ["lib/large\n", "0-1\n", "0- /a\n", "1-2,/a\n", "/a\n\n/b\n", ""])

@@ -122,7 +122,7 @@ def test_times_that_are_damaged_are_passed_over(tmp_path: Path) -> None:
 
 def test_ranks_are_numbers_lists_and_ranges() -> None:
     assert parse_ranks("0,3,8-10") == (0, 3, 8, 9, 10)
-    for text in ("x", "1-", "-1", "1,,2"):
+    for text in ("x", "1-", "-1", "1,,2", "3-1"):
         with pytest.raises(RunnerError):
             parse_ranks(text)
 

@@ -167,7 +167,15 @@ def test_lora_trains_a_part() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "gib"), [("H100", 79), ("NVIDIA GH200", 94), ("A100-80GB", 79), ("NVIDIA A100 80GB", 79), ("A100", 39)]
+    ("name", "gib"),
+    [
+        ("H100", 79),
+        ("NVIDIA A10G", 22),
+        ("NVIDIA GH200", 94),
+        ("A100-80GB", 79),
+        ("NVIDIA A100 80GB", 79),
+        ("A100", 39),
+    ],
 )
 def test_a_gpu_is_known_by_its_name(name: str, gib: int) -> None:
     assert memory_bytes(name) == gib * GIB

@@ -79,7 +79,8 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     found: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
+        is_range = last.isdecimal() and first.isdecimal() and int(first) <= int(last)
+        if not first.isdecimal() or (dash and not is_range):
             raise RunnerError(
                 f"--rank cannot be {text!r}",
                 "it must be a number, a list or a range",

@@ -216,7 +216,12 @@ def _sizes(shape: Shape, job: Job, site: Site, options: Options) -> tuple[Layout
     fitting = [each for each in possible if fits_on(totals[each], limit)]
     assumed = ""
     if known is None:
-        assumed = f" (an A100 with 40 GB is assumed, because site {site.name} does not set `gpu`)"
+        cause = (
+            f"the memory of {site.gpu} is not known"
+            if site.gpu
+            else f"site {site.name} does not set `gpu`"
+        )
+        assumed = f" (an A100 with 40 GB is assumed, because {cause})"
     if not fitting and not fixed:
         least = min(possible, key=lambda each: totals[each])
         raise RunnerError(
