@@ -130,9 +130,8 @@ def create(args: argparse.Namespace, console: Console) -> int:
     # `gcloud compute config-ssh` gives nodes these names
     google = f"{state.address}.{state.zone}.{cluster.values['project']}"
     host = f'host = "{google if command[0] == "gcloud" else command[-1]}"\nsite = "{name}"\n'
-    if (
-        cluster.values["key"] and command[-1] != name
-    ):  # no Host of ~/.ssh/config, which would name it
+    # a Host of ~/.ssh/config would name the key itself
+    if cluster.values["key"] and command[-1] != name:
         host += f'[login]\nkey = "~/.ssh/{cluster.values["key"]}.pem"\n'
     console.answer(
         write_own(user_folder(os.environ).parent / "hosts" / f"{name}.toml", host, force=args.force)

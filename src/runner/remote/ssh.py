@@ -34,8 +34,11 @@ class Connection:
 
     def __init__(self, host: Host, environ: Mapping[str, str]) -> None:
         self.host = host
-        folder = Path(environ.get("XDG_RUNTIME_DIR") or "none")
-        if not folder.is_dir():  # it goes at the logout, also under a tmux that stays
+        runtime = environ.get("XDG_RUNTIME_DIR")
+        folder = Path(runtime or "/")
+        if (
+            not runtime or not folder.is_dir()
+        ):  # it goes at the logout, also under a tmux that stays
             folder = Path(environ.get("HOME", "~")).expanduser() / ".ssh"
         key = ("-o", f'IdentityFile="{host.key}"') if host.key else ()
         self._resolved = process.run(("ssh", *key, "-G", host.target)).stdout
