@@ -255,7 +255,8 @@ def _check_site(job: Job, site: Site) -> None:
 def lacks_account(job: Job, site: Site) -> bool:
     """Whether the site requires an account, and neither the job, the user's environment nor the site sets one."""
     given = job.resources.account is not None or any(
-        word.startswith(("--account=", "-A")) for word in job.sbatch
+        word == "--account" or word.startswith(("--account=", "-A"))
+        for word in (*job.sbatch, *site.sbatch)
     )
     return site.account_required and not given
 
