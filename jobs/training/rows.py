@@ -116,10 +116,11 @@ def check_prepared(trainer: Any, name: str, count: int | None) -> str:
 
     config = trainer.model.config.get_text_config()
     tokens, vocabulary = len(trainer.processing_class), config.vocab_size
-    if tokens > vocabulary:
+    largest = _largest_token(trainer) if tokens > vocabulary else 0  # Gemma 3 has a token that no text contains
+    if largest >= vocabulary:
         raise JobError(
-            f"the tokenizer has {tokens} tokens, but the model's vocabulary has {vocabulary}",
-            "the model has no embedding for the extra tokens; perhaps the tokenizer belongs to another model",
+            f"the rows have the token {largest}, but the model's vocabulary has {vocabulary} tokens",
+            f"the tokenizer has {tokens}; perhaps it belongs to another model",
             "use the model's own tokenizer; to add the tokens to the model: --chat_template_path MODEL",
         )
     rows, length = trainer.train_dataset, trainer.args.max_length
@@ -141,6 +142,18 @@ def check_prepared(trainer: Any, name: str, count: int | None) -> str:
             f"--max_length {positions}",
         )
     return _cut_note(trainer.args, lengths, len(rows), count)
+
+
+def _largest_token(trainer: Any) -> int:
+    """Return the largest token of the rows and of their padding; of rows in a stream, nothing is known."""
+    import pyarrow.compute as compute
+
+    found = [trainer.processing_class.pad_token_id or 0]
+    given = trainer.eval_dataset
+    for rows in (trainer.train_dataset, *(given.values() if isinstance(given, Mapping) else (given,))):
+        if "input_ids" in (getattr(rows, "column_names", None) or ()) and hasattr(rows, "data"):
+            found.append(compute.max(compute.list_flatten(rows.data.column("input_ids"))).as_py() or 0)
+    return max(found)
 
 
 def _numbered(rows: Any, name: str, count: int | None) -> Iterator[tuple[int, Mapping[str, Any]]]:

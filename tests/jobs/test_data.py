@@ -143,3 +143,41 @@ def test_data_that_cannot_be_read_is_refused(tmp_path: Path, name: str, text: st
     with pytest.raises(JobError) as caught:
         dataset.load(str(tmp_path / name), None, split, streaming=False)
     assert expected in caught.value.what
+
+
+@pytest.mark.parametrize(
+    ("tokens", "padding", "largest"), [([1, 9], 0, None), ([1, 10], 0, 10), ([1, 2], 10, 10), ([1, 2], None, None)]
+)
+@pytest.mark.parametrize("held_out", [False, True])
+def test_a_tokenizer_may_have_tokens_that_no_row_uses(
+    tokens: list[int], padding: int | None, largest: int | None, held_out: bool
+) -> None:
+    """Gemma 3 with 1B parameters has one token more than its model; a token without an embedding is an error."""
+    import datasets
+    import torch
+
+    class Tokenizer:
+        pad_token_id = padding
+
+        def __len__(self) -> int:
+            return 11
+
+    def collate(batch: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+        return {"labels": torch.tensor([row["input_ids"] for row in batch])}
+
+    these, others = (datasets.Dataset.from_dict({"input_ids": [ids]}) for ids in (tokens, [3, 4]))
+    trainer = SimpleNamespace(
+        processing_class=Tokenizer(),
+        train_dataset=others if held_out else these,
+        eval_dataset={"a": these} if held_out else None,
+        data_collator=collate,
+        args=SimpleNamespace(max_length=None, packing=False),
+        model=SimpleNamespace(
+            config=SimpleNamespace(get_text_config=lambda: SimpleNamespace(vocab_size=10, max_position_embeddings=8))
+        ),
+    )
+    if largest is None:
+        assert rows.check_prepared(trainer, "x", 1) == ""
+    else:
+        with pytest.raises(JobError, match=f"the rows have the token {largest}, but the model's vocabulary has 10"):
+            rows.check_prepared(trainer, "x", 1)
