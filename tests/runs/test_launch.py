@@ -17,7 +17,7 @@ from runner.runs.checks import lacks_account, path_on_host
 from runner.runs.launch import prepare
 from runner.runs.plan import Request, RunPlan
 from runner.runs.run import Dependencies, Run
-from runner.runs.schedulers import slurm
+from runner.runs.schedulers import directives, slurm
 from runner.runs.schedulers.slurm import refused
 from runner.runs.sweep import with_values
 from tests.runs.scripts import given
@@ -293,6 +293,8 @@ def test_the_users_variables_of_sbatch_override_no_line_of_the_script(
     assert plan(project, asked).trial().argv == ("sbatch", "--test-only")
     for name in ("TIMELIMIT", "MEM_PER_CPU", "OPEN_MODE", "EXPORT", "ACCOUNT", "PARTITION"):
         monkeypatch.setenv(f"SBATCH_{name}", "x")
+    gpus = "#!/bin/bash\n#SBATCH --gpus-per-node=4\n"
+    assert directives.overriding(gpus, {"SBATCH_GPUS": "1", "SBATCH_GRES": "nvme"}) == ("SBATCH_GPUS",)
     made = plan(project, asked)
     assert "#SBATCH --account=x" in made.script and "#SBATCH --partition=x" in made.script
     names = ("ACCOUNT", "MEM_PER_CPU", "OPEN_MODE", "PARTITION", "TIMELIMIT")

@@ -67,7 +67,12 @@ def _of_variables(names: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 # of each group, sbatch uses one option
-_ALTERNATIVES = ({"mem", "mem-per-cpu", "mem-per-gpu"}, {"requeue", "no-requeue"}, CPUS)
+_ALTERNATIVES = (
+    {"mem", "mem-per-cpu", "mem-per-gpu"},
+    {"requeue", "no-requeue"},
+    {"gpus", "gpus-per-node"},
+    CPUS,
+)
 
 
 def overriding(text: str, environ: Mapping[str, str]) -> tuple[str, ...]:
