@@ -308,7 +308,7 @@ def test_the_users_variables_of_sbatch_override_no_line_of_the_script(
     run = Run("true-0001", tmp_path, "true", "generic-slurm", "slurm", "2026")
     assert slurm.start(run, Dependencies(), Quiet()).job_ids == ("17",)
     assert not lacks_account(made.job, replace(made.site, account_required=True))
-    bare = replace(made.job, sbatch=())
+    bare = replace(made.job, sbatch=(), resources=replace(made.job.resources, account=None))
     for flags, lacks in (((), True), (("--account", "a01"), False), (("-Aa01",), False)):
         assert lacks_account(bare, replace(made.site, account_required=True, sbatch=flags)) is lacks
 
