@@ -147,6 +147,22 @@ def test_outside_git_the_folder_without_caches_data_and_runs(tmp_path: Path) -> 
     assert snapshot.plan(root).git is None
 
 
+@pytest.mark.parametrize("tracked", [True, False])
+def test_a_folder_of_code_may_be_called_data_or_models(tmp_path: Path, tracked: bool) -> None:
+    """A Python package is code whatever its name; of other such folders, the launch says that they stay out."""
+    root = tmp_path / "plain"
+    write(root, {"train.py": "", "models/__init__.py": "", "models/unet/net.py": "", "data/d": "", "outputs/o": ""})
+    if tracked:
+        git(root, "init", "-q")
+    found = snapshot.plan(root)
+    assert found.files == ("models/__init__.py", "models/unet/net.py", "train.py")
+    (note,) = found.notes
+    if tracked:
+        assert note.startswith("2 untracked files are left out")
+    else:
+        assert note.startswith("left out of the code snapshot: data/, outputs/ (usually data;")
+
+
 def test_modes_and_symlinks_are_kept(tmp_path: Path) -> None:
     root = tmp_path / "plain"
     write(root, {"run.sh": "#!/bin/sh\n", "lib/x.py": ""})

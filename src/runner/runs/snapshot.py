@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runner.errors import RunnerError
-from runner.machine import folders, process
+from runner.machine import files, folders, process
 from runner.machine.files import explain
 from runner.runs import sent
 from runner.runs.git import Git, Question, command, work_tree
@@ -44,7 +44,7 @@ _NOT_CODE = {
     "wandb",
     SENT,
 }
-# usually not code, unless git tracks them
+# at the top, usually not code, unless git tracks them or they are Python packages
 _BIG = {"data", "datasets", "runs", "outputs", "checkpoints", "models"}
 # usually contain secrets, unless git tracks them
 _SECRET = {
@@ -210,17 +210,22 @@ def write_diff(snapshot: Snapshot, run_folder: Path) -> None:
 def _names(root: Path, question: Question | None) -> sent.Names:
     if question is None:
         note = "git is not installed here: the commit and your changes are not recorded"
-        return _walk(root), None, [], [note] if work_tree(root) is not None else []
+        notes = [note] if work_tree(root) is not None else []
+        return _walk(root), None, [], [*notes, *_note_of_folders(root)]
     answer = question.answer()
     if isinstance(answer, str):
         return (
             _walk(root),
             None,
             [],
-            [f"git does not answer ({answer}): the commit and your changes are not recorded"],
+            [
+                f"git does not answer ({answer}): the commit and your changes are not recorded",
+                *_note_of_folders(root),
+            ],
         )
     tracked, git = answer
-    code = tuple(name for name in git.untracked if not _skip(name))
+    data = _data_folders(root)
+    code = tuple(name for name in git.untracked if not _skip(name, data))
     if len(code) > UNTRACKED_LIMIT:
         raise _too_many(root, code, git=True)
     others = sum(not name.startswith("runs/") for name in git.untracked) - len(code)
@@ -245,12 +250,25 @@ def _too_many(root: Path, names: Sequence[str], *, git: bool) -> RunnerError:
     )
 
 
-def _skip(name: str) -> bool:
+def _data_folders(root: Path) -> set[str]:
+    """The names of top-level folders that are left out; one of them that is a Python package is code."""
+    return {name for name in _BIG if not files.is_file(root / name / "__init__.py")}
+
+
+def _note_of_folders(root: Path) -> list[str]:
+    """A note about folders that are left out of a project without git. That runs are, is no surprise."""
+    found = sorted(name for name in _data_folders(root) - {"runs"} if (root / name).is_dir())
+    names = ", ".join(f"{name}/" for name in found)
+    note = f"left out of the code snapshot: {names} (usually data; a Python package has an __init__.py)"
+    return [note] if found else []
+
+
+def _skip(name: str, data: Collection[str]) -> bool:
     """Whether to leave out an untracked file: a cache, data, output of another run, or a file with secrets."""
     *above, last = name.split("/")
     return bool(
         {*above, last} & _NOT_CODE
-        or (above and above[0] in _BIG)
+        or (above and above[0] in data)
         or last in _SECRET
         or last.endswith(".sqsh")
     )
@@ -259,13 +277,14 @@ def _skip(name: str) -> bool:
 def _walk(root: Path, below: str = "") -> tuple[str, ...]:
     """The files below a folder without git, sorted. Files that are not code are skipped."""
     found: list[str] = []
+    data = _data_folders(root)
     for folder, inner, names in os.walk(root / below):
         at = Path(folder).relative_to(root).as_posix()
         prefix = "" if at == "." else at + "/"
-        inner[:] = sorted(name for name in inner if not _skip(f"{prefix}{name}/x"))
+        inner[:] = sorted(name for name in inner if not _skip(f"{prefix}{name}/x", data))
         links = [name for name in inner if (Path(folder) / name).is_symlink()]
         inner[:] = [name for name in inner if name not in links]
-        found += [prefix + name for name in (*names, *links) if not _skip(prefix + name)]
+        found += [prefix + name for name in (*names, *links) if not _skip(prefix + name, data)]
         if len(found) > UNTRACKED_LIMIT:
             raise _too_many(root, found, git=False)
     return tuple(sorted(found))
