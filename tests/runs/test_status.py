@@ -228,6 +228,12 @@ def test_a_run_of_another_machine_is_unknown_until_it_has_ended(here: Run, settl
     assert settle(there).state == "COMPLETED"
 
 
+def test_a_message_has_the_reason_if_it_says_more_than_the_exit_code(run: Run) -> None:
+    """Slurm gives NonZeroExitCode only some time after the end."""
+    for reason, told in (("", ""), ("NonZeroExitCode", ""), ("Resources", " (Resources)")):
+        assert status.RunStatus(run, "FAILED", reason).told_reason == told
+
+
 def test_the_code_that_wait_passes_on(run: Run) -> None:
     """The job's own; never 0 for a run that did not complete."""
     cases = {("COMPLETED", 0): 0, ("FAILED", 7): 7, ("TIMEOUT", 0): 1, ("CANCELLED", None): 1, ("NODE_FAIL", 0): 1}

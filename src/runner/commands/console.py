@@ -239,9 +239,7 @@ class Console:
 def say_end(status: RunStatus, console: Console) -> None:
     """Print how a run ended."""
     code = "" if status.exit_code is None else f", exit code {status.exit_code}"
-    console.say(
-        f"{status.run.name}: {status.state}{code}{f' ({status.reason})' if status.reason else ''}"
-    )
+    console.say(f"{status.run.name}: {status.state}{code}{status.told_reason}")
 
 
 def columns() -> int:

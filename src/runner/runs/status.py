@@ -54,6 +54,11 @@ class RunStatus:
         return self.state in ACTIVE
 
     @property
+    def told_reason(self) -> str:
+        """` (REASON)` for a message; empty without one, and for Slurm's word for a failure that the exit code shows."""
+        return f" ({self.reason})" if self.reason not in ("", "NonZeroExitCode") else ""
+
+    @property
     def may_be_active(self) -> bool:
         """Whether the run waits or runs, or the scheduler does not know."""
         return self.active or self.state == "UNKNOWN"

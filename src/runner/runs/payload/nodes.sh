@@ -45,7 +45,7 @@ lost_nodes() {
 # out names that the cluster no longer has, because sbatch rejects them. If there are any, add the nodes that the user excludes,
 # because this value replaces theirs.
 excluded_nodes() {
-    local name seconds mark known found= now
+    local name seconds mark known now found=
     now=$(date +%s)
     known=" $(timeout 20 sinfo --noheader --Node --format=%N 2>/dev/null | tr '\n' ' ')"
     while read -r name seconds _; do

@@ -136,7 +136,7 @@ def _filled(answer: Answer, run: Run | None = None) -> Answer:
 
 def _state_text(now: status.RunStatus) -> str:
     code, attempt = now.exit_code, len(now.run.attempts)
-    reason = f" ({now.reason})" if now.reason else ""
+    reason = now.told_reason
     if now.active and code is not None:  # the code is that of the attempt before the next one
         return f"{now.state}{reason}, after attempt {attempt} ended with exit code {code}"
     ended = "" if code is None else f", exit code {code}"
