@@ -34,12 +34,11 @@ class Connection:
 
     def __init__(self, host: Host, environ: Mapping[str, str]) -> None:
         self.host = host
+        folder = Path(environ.get("HOME", "~")).expanduser() / ".ssh"
         runtime = environ.get("XDG_RUNTIME_DIR")
-        folder = Path(runtime or "/")
-        if (
-            not runtime or not folder.is_dir()
-        ):  # it goes at the logout, also under a tmux that stays
-            folder = Path(environ.get("HOME", "~")).expanduser() / ".ssh"
+        # that folder goes at the logout, also under a tmux that stays
+        if runtime and Path(runtime).is_dir():
+            folder = Path(runtime)
         key = ("-o", f'IdentityFile="{host.key}"') if host.key else ()
         self._resolved = process.run(("ssh", *key, "-G", host.target)).stdout
         own = re.search("^controlpath (?!none)", self._resolved, re.M)
