@@ -11,18 +11,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from tests.lab import leftovers, parts
 
+TESTS = Path(__file__).parent
 OUTCOMES = "RUNNER_PYTEST_OUTCOMES"  # the file to which tests/conftest.py writes what ended how
 TIMEOUT_SECONDS = 600  # of a test with its fixtures: more than ten times the quiet time of the slowest in the gate
 TIMEOUT_SECONDS_ALL = 1800
@@ -82,10 +86,18 @@ def limits(seconds: int) -> tuple[str, ...]:
     )
 
 
+def later_files() -> tuple[str, ...]:
+    """Options that spare each worker the import of files of which every test is in a later tier."""
+    later = re.compile("|".join(chain.from_iterable(tomllib.loads((TESTS / "tiers.toml").read_text()).values())))
+    files = (path.relative_to(TESTS).as_posix() for path in sorted(TESTS.rglob("test_*.py")))
+    return tuple(f"--ignore=tests/{file}" for file in files if later.search(file))
+
+
 def gate() -> int:
     """Run the gate; returns the exit code."""
     began = time.monotonic()
-    first = run_pytest((*SPREAD, "--maxfail=15", "--durations=25", "-m", GATE, *limits(TIMEOUT_SECONDS)))
+    words = ("--maxfail=15", "--durations=25", "-m", GATE, *later_files(), *limits(TIMEOUT_SECONDS))
+    first = run_pytest((*SPREAD, *words))
     final = why_final(first) if first.code else ""
     flaky: list[str] = []
     if first.code and not final:

@@ -13,9 +13,11 @@ import threading
 import time
 import tracemalloc
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
+from itertools import repeat
 
 import pytest
 import zstandard
@@ -25,7 +27,8 @@ from runner.images.layers import decode
 from runner.images.layers.decode import decoded
 from runner.images.layers.layer import Layer
 
-PLAIN = b"".join(struct.pack("<IQ", number, number * number) for number in range(300_000)) + os.urandom(100_000)
+NUMBERS = range(300_000)
+PLAIN = b"".join(map(struct.Struct("<IQ").pack, NUMBERS, map(pow, NUMBERS, repeat(2)))) + os.urandom(100_000)
 
 
 def sha256(data: bytes) -> str:
@@ -55,7 +58,6 @@ def read(made: Layer, *, verify_diff_id: bool = True, size: int = 100_000) -> by
 
 
 def gzipped(data: bytes, level: int = 1) -> bytes:
-    """At the fastest level: all workers of pytest-xdist make the blobs below."""
     return gzip.compress(data, level)
 
 
@@ -73,35 +75,44 @@ def zstd(data: bytes, **options: object) -> bytes:
 
 
 HALF = len(PLAIN) // 2
-BLOBS = {
-    "plain": PLAIN,
-    "gzip": gzipped(PLAIN),
-    "gzip stored": gzipped(PLAIN, 0),
-    "gzip with all fields": gzip_with_all_fields(PLAIN),
-    "gzip members": gzipped(PLAIN[:HALF]) + gzip_with_all_fields(PLAIN[HALF:]) + gzipped(b""),
-    "gzip, 3000 members": b"".join(gzipped(PLAIN[at : at + 1300]) for at in range(0, len(PLAIN), 1300)),
-    "gzip and zeros": gzipped(PLAIN) + bytes(1_000_000),
-    "gzip and garbage": gzipped(PLAIN) + b"garbage" * 100_000,
-    "xz": lzma.compress(PLAIN),
-    "xz streams": lzma.compress(PLAIN[:HALF]) + lzma.compress(PLAIN[HALF:], preset=9),
-    "xz and zeros": lzma.compress(PLAIN) + bytes(8),
-    "bzip2": bz2.compress(PLAIN),
-    "bzip2 streams": bz2.compress(PLAIN[:HALF]) + bz2.compress(PLAIN[HALF:], 1),
-    "zstd": zstd(PLAIN),
-    "zstd with checksum": zstd(PLAIN, write_checksum=True),
-    "zstd without size": zstd(PLAIN, write_content_size=False),
-    "zstd frames": zstd(PLAIN[:HALF]) + zstd(PLAIN[HALF:]),
-    "zstd skippable": skippable(b"x" * 300_000) + zstd(PLAIN[:HALF]) + skippable(b"") + zstd(PLAIN) + skippable(b"1"),
-    "zstd, 3000 frames": b"".join(zstd(PLAIN[at : at + 1300]) for at in range(0, len(PLAIN), 1300)),
+BLOBS: dict[str, Callable[[], bytes]] = {  # made when asked for: collecting the tests compresses nothing
+    "plain": lambda: PLAIN,
+    "gzip": lambda: gzipped(PLAIN),
+    "gzip stored": lambda: gzipped(PLAIN, 0),
+    "gzip with all fields": lambda: gzip_with_all_fields(PLAIN),
+    "gzip members": lambda: gzipped(PLAIN[:HALF]) + gzip_with_all_fields(PLAIN[HALF:]) + gzipped(b""),
+    "gzip, 3000 members": lambda: b"".join(gzipped(PLAIN[at : at + 1300]) for at in range(0, len(PLAIN), 1300)),
+    "gzip and zeros": lambda: blob("gzip") + bytes(1_000_000),
+    "gzip and garbage": lambda: blob("gzip") + b"garbage" * 100_000,
+    "xz": lambda: lzma.compress(PLAIN),
+    "xz streams": lambda: lzma.compress(PLAIN[:HALF]) + lzma.compress(PLAIN[HALF:], preset=9),
+    "xz and zeros": lambda: blob("xz") + bytes(8),
+    "bzip2": lambda: bz2.compress(PLAIN),
+    "bzip2 streams": lambda: bz2.compress(PLAIN[:HALF]) + bz2.compress(PLAIN[HALF:], 1),
+    "zstd": lambda: zstd(PLAIN),
+    "zstd with checksum": lambda: zstd(PLAIN, write_checksum=True),
+    "zstd without size": lambda: zstd(PLAIN, write_content_size=False),
+    "zstd frames": lambda: zstd(PLAIN[:HALF]) + zstd(PLAIN[HALF:]),
+    "zstd skippable": lambda: (
+        skippable(b"x" * 300_000) + zstd(PLAIN[:HALF]) + skippable(b"") + zstd(PLAIN) + skippable(b"1")
+    ),
+    "zstd, 3000 frames": lambda: b"".join(zstd(PLAIN[at : at + 1300]) for at in range(0, len(PLAIN), 1300)),
 }
+
+
+@cache
+def blob(name: str) -> bytes:
+    return BLOBS[name]()
+
+
 PLAINS = {"zstd skippable": PLAIN[:HALF] + PLAIN}
 
 
 @pytest.mark.parametrize("name", BLOBS)
 def test_the_plain_bytes_come_out(name: str) -> None:
     plain = PLAINS.get(name, PLAIN)
-    assert read(layer(BLOBS[name], plain)) == plain
-    assert read(layer(BLOBS[name], plain, piece=5003), size=-1) == plain
+    assert read(layer(blob(name), plain)) == plain
+    assert read(layer(blob(name), plain, piece=5003), size=-1) == plain
 
 
 @pytest.mark.parametrize("name", ["gzip members", "gzip with all fields", "zstd skippable", "zstd frames", "plain"])
@@ -124,18 +135,18 @@ def test_an_empty_layer_is_empty() -> None:
 
 
 def test_what_was_not_read_is_checked_on_leaving() -> None:
-    with decoded(layer(BLOBS["gzip"], PLAIN), advance=lambda count: None) as stream:
+    with decoded(layer(blob("gzip"), PLAIN), advance=lambda count: None) as stream:
         assert stream.read(10) == PLAIN[:10]
     with (
         pytest.raises(RunnerError, match="damaged"),
-        decoded(layer(BLOBS["gzip"], b"another"), advance=lambda count: None) as stream,
+        decoded(layer(blob("gzip"), b"another"), advance=lambda count: None) as stream,
     ):
         assert stream.read(10) == PLAIN[:10]
 
 
 @pytest.mark.parametrize("name", ["plain", "gzip", "zstd"])
 def test_what_is_not_what_its_digest_says_is_refused(name: str) -> None:
-    good = layer(BLOBS[name], PLAIN)
+    good = layer(blob(name), PLAIN)
     wrong = sha256(b"wrong")
     for bad in (replace(good, digest=wrong), replace(good, diff_id=wrong)):
         with pytest.raises(RunnerError, match="damaged") as caught:
@@ -149,7 +160,7 @@ def test_what_is_not_what_its_digest_says_is_refused(name: str) -> None:
     assert read(replace(good, digest="", diff_id="", size_bytes=0)) == PLAIN
     with pytest.raises(RunnerError, match="damaged"):
         read(replace(good, digest="", size_bytes=0, diff_id=wrong))
-    sha512 = f"sha512:{hashlib.sha512(BLOBS[name]).hexdigest()}"
+    sha512 = f"sha512:{hashlib.sha512(blob(name)).hexdigest()}"
     for digest in (sha512, "md5:" + "0" * 32, "sha256:12", "nothing"):
         with pytest.raises(RunnerError, match="damaged"):
             read(replace(good, digest=digest))
@@ -163,7 +174,7 @@ def test_a_cut_stream_is_refused(name: str, cut: int) -> None:
     if name == "zstd skippable" and cut == 9:
         cut = 3
     with pytest.raises(RunnerError, match="cannot be decompressed"):
-        read(layer(BLOBS[name][:-cut]))
+        read(layer(blob(name)[:-cut]))
 
 
 def test_zstd_cut_at_every_byte_is_refused() -> None:
@@ -176,11 +187,11 @@ def test_zstd_cut_at_every_byte_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["gzip", "gzip members", "zstd with checksum", "xz", "bzip2"])
 def test_damaged_bytes_are_refused(name: str) -> None:
-    for at in (15, len(BLOBS[name]) // 2, len(BLOBS[name]) - 2):
-        blob = bytearray(BLOBS[name])
-        blob[at] ^= 0xFF
+    for at in (15, len(blob(name)) // 2, len(blob(name)) - 2):
+        damaged = bytearray(blob(name))
+        damaged[at] ^= 0xFF
         with pytest.raises(RunnerError):
-            read(layer(bytes(blob), PLAIN))
+            read(layer(bytes(damaged), PLAIN))
 
 
 @pytest.mark.parametrize(
@@ -222,7 +233,7 @@ def pumps() -> list[str]:
 @pytest.mark.parametrize("name", ["plain", "gzip", "zstd"])
 def test_on_leaving_early_every_thread_ends(name: str) -> None:
     for before in (0, 10, len(PLAIN)):
-        with pytest.raises(KeyError), decoded(layer(BLOBS[name] * 20), advance=lambda count: None) as stream:
+        with pytest.raises(KeyError), decoded(layer(blob(name) * 20), advance=lambda count: None) as stream:
             stream.read(before)
             raise KeyError
         assert pumps() == []
@@ -235,9 +246,9 @@ def test_a_source_that_fails_ends_it() -> None:
                 raise OSError(5, "Input/output error")
             return super().read(min(size or 0, 50_000))
 
-    made = layer(BLOBS["gzip"])
+    made = layer(blob("gzip"))
     with pytest.raises(RunnerError, match="cannot be read") as caught:
-        read(replace(made, open=lambda: Vanishing(BLOBS["gzip"])))
+        read(replace(made, open=lambda: Vanishing(blob("gzip"))))
     assert "Input/output" in caught.value.why
 
     def missing():
