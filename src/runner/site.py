@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -128,6 +128,14 @@ class Site:
     def is_local(self) -> bool:
         """Whether there is no scheduler, and jobs run on this machine."""
         return self.scheduler == LOCAL
+
+    def lacks_account(self, account: str | None, flags: Iterable[str]) -> bool:
+        """Whether the site requires an account, and neither `account` nor a flag of sbatch names one."""
+        named = account or any(
+            word == "--account" or word.startswith(("--account=", "-A"))
+            for word in (*self.sbatch, *flags)
+        )
+        return self.account_required and not named
 
     def images(self, environ: Mapping[str, str]) -> Path:
         """The folder of squashfs files: RUNNER_IMAGES or the site's. Raises RunnerError for an undefined variable."""

@@ -254,11 +254,7 @@ def _check_site(job: Job, site: Site) -> None:
 
 def lacks_account(job: Job, site: Site) -> bool:
     """Whether the site requires an account, and neither the job, the user's environment nor the site sets one."""
-    given = job.resources.account is not None or any(
-        word == "--account" or word.startswith(("--account=", "-A"))
-        for word in (*job.sbatch, *site.sbatch)
-    )
-    return site.account_required and not given
+    return site.lacks_account(job.resources.account, job.sbatch)
 
 
 def no_account(site: Site) -> str:

@@ -86,12 +86,7 @@ def submission(job: BuildJob, site: Site, flags: Sequence[str]) -> tuple[str, ..
 
 def check_account(site: Site, flags: Sequence[str], environ: Mapping[str, str]) -> None:
     """Raise RunnerError if the site requires an account and none is given."""
-    named = (
-        site.account
-        or environ.get("SBATCH_ACCOUNT")
-        or any(flag.startswith(("--account", "-A")) for flag in (*site.sbatch, *flags))
-    )
-    if site.account_required and not named:
+    if site.lacks_account(site.account or environ.get("SBATCH_ACCOUNT"), flags):
         raise RunnerError(
             f"site {site.name} requires an account for the build job",
             "no account is set",
