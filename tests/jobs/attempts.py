@@ -1,7 +1,8 @@
-"""One start of the training script, as the batch script starts it, and what came of it."""
+"""One start of a training script, as the batch script starts it, and what came of it."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -70,6 +71,8 @@ class Start:
     cache: Path
     attempt: int = 1
     variables: Mapping[str, str] = field(default_factory=dict)
+    script: str = "sft"
+    """or `clm`"""
 
     @property
     def folder(self) -> Path:
@@ -110,7 +113,7 @@ class Start:
 
 
 def rank(start: Start, number: int, port: int) -> None:
-    """Be one rank: what `python jobs/sft.py ARGUMENTS` does, with its output in the attempt's file."""
+    """Be one rank: what `python jobs/SCRIPT.py ARGUMENTS` does, with its output in the attempt's file."""
     with (start.folder / "output.log").open("ab", buffering=0) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -118,11 +121,10 @@ def rank(start: Start, number: int, port: int) -> None:
         del os.environ[name]
     os.environ.update(start.environment(number, port))
     sys.path.insert(0, str(ROOT / "jobs"))
-    import sft
     from training.job import start as started
 
-    with started("sft") as job:
-        code = sft.main(start.arguments, job)
+    with started(start.script) as job:
+        code: int = importlib.import_module(start.script).main(start.arguments, job)
     sys.exit(code)
 
 

@@ -56,7 +56,7 @@ def clm(launcher: Launcher) -> Launcher:
 
 @pytest.fixture(scope="module")
 def whole_clm(clm: Launcher, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Attempt:
-    attempt = clm.finish(tmp_path_factory.mktemp("clm"), *SMALL, f"--train_file={corpus}")
+    attempt = clm.forked(tmp_path_factory.mktemp("clm"), *SMALL, f"--train_file={corpus}")
     assert attempt.code == 0, attempt.output
     return attempt
 
@@ -75,7 +75,7 @@ def test_it_learns_evaluates_and_leaves_a_model_to_continue_from(
 
     words = (f"--model_name_or_path={summary['final']}", f"--train_file={corpus}", "--do_eval", "--block_size=32")
     same = ("--max_eval_samples=20", "--append_eos", "--validation_split_percentage=10")
-    alone = clm.finish(tmp_path, *words, *same, processes=1)
+    alone = clm.forked(tmp_path, *words, *same, processes=1)
     assert alone.code == 0, alone.output
     found = json.loads((tmp_path / "summary.json").read_text())
     assert found["eval_loss"] == pytest.approx(summary["eval_loss"], abs=1e-4)
@@ -90,7 +90,7 @@ def test_asked_to_save_and_exit_it_goes_on_with_bitwise_the_same_losses(
     (tmp_path / "attempts" / "1" / "save-and-exit").touch()
     output, _ = process.communicate(timeout=600)
     assert "exiting with code 75; start the run again to resume" in output
-    second = clm.finish(tmp_path, *words, attempt=2)
+    second = clm.forked(tmp_path, *words, attempt=2)
     assert second.code == 0, second.output
     assert "resuming from" in second.output
     assert second.losses == whole_clm.losses

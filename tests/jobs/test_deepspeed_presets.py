@@ -306,7 +306,7 @@ def test_a_preset_takes_two_steps_of_two_processes(name: str, launcher: Launcher
     pytest.importorskip("torch")
     if "offload" in name and not prebuilt("cpu_adam"):
         pytest.skip("DeepSpeed would compile its Adam for CPUs first: minutes on both cores; images have it built")
-    attempt = launcher.sft(tmp_path, *TWO_STEPS, f"--deepspeed={name}")
+    attempt = launcher.forked(tmp_path, *TWO_STEPS, f"--deepspeed={name}")
     assert attempt.code == 0, attempt.output
     assert sorted(attempt.losses) == [1, 2]
     assert attempt.losses[2] < attempt.losses[1] + 0.5

@@ -92,14 +92,14 @@ def test_there_is_no_picture_of_nothing(tmp_path: Path) -> None:
 def test_an_attempt_names_what_its_figures_are_made_of(launcher: Launcher, tmp_path: Path) -> None:
     """Header, MFU by its formula, waiting, TensorBoard over both attempts; --peak_flops stands for a GPU's name."""
     more = (*TRAIN, "--peak_flops=1e11", "--save_steps=5", "--report_to", "tensorboard")
-    first = launcher.sft(tmp_path, *more, "--max_steps=7")
+    first = launcher.forked(tmp_path, *more, "--max_steps=7")
     assert first.code == 0, first.output
     # the run was killed after step 7, its last checkpoint is that of step 5
     import shutil
 
     for name in ("checkpoint-7", "final"):
         shutil.rmtree(tmp_path / "checkpoints" / name)
-    second = launcher.sft(tmp_path, *more, attempt=2)
+    second = launcher.forked(tmp_path, *more, attempt=2)
     assert second.code == 0, second.output
     one, two = records.headers(tmp_path / "metrics.jsonl")
     assert (one["attempt"], two["attempt"], two["processes"]) == (1, 2, 2)

@@ -83,7 +83,7 @@ def test_nothing_is_compiled_where_the_operators_are_built_into_the_image(whole:
 
 def test_the_losses_are_those_of_trl(launcher: Launcher, whole: Attempt, tmp_path: Path) -> None:
     """The model's own loss, which is quicker, and TRL's: the same curve over updates of the weights."""
-    of_trl = launcher.sft(tmp_path, *TRAIN, "--loss_path=trl")
+    of_trl = launcher.forked(tmp_path, *TRAIN, "--loss_path=trl")
     assert of_trl.code == 0, of_trl.output
     assert of_trl.losses == pytest.approx(whole.losses, abs=1e-4)
 
@@ -101,7 +101,7 @@ def test_asked_to_save_and_exit_it_goes_on_with_bitwise_the_same_losses(
     assert 3 <= note["step"] < STEPS
     assert Path(note["checkpoint"], "complete.json").is_file()
 
-    second = launcher.sft(tmp_path, *TRAIN, attempt=2)
+    second = launcher.forked(tmp_path, *TRAIN, attempt=2)
     assert second.code == 0, second.output
     assert f"resuming from {note['checkpoint']} (step {note['step']})" in second.output
     assert second.losses == whole.losses
@@ -122,7 +122,7 @@ def test_a_damaged_newest_checkpoint_is_skipped_and_the_older_one_gives_the_same
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
 
-    second = launcher.sft(tmp_path, *TRAIN, "--verify_checkpoint", attempt=2)
+    second = launcher.forked(tmp_path, *TRAIN, "--verify_checkpoint", attempt=2)
     assert second.code == 0, second.output
     assert re.search(r"skipped .*/checkpoint-12: .* bytes, but \d+ were written", second.output)
     assert re.search(r"skipped .*/checkpoint-9: .*model_states\.pt is missing", second.output)
@@ -137,7 +137,7 @@ def test_a_run_that_had_ended_takes_no_further_step_and_mends_its_final_model(
     """Killed between the last checkpoint and the final model, say."""
     shutil.copytree(whole.run, tmp_path, dirs_exist_ok=True)
     shutil.rmtree(tmp_path / "checkpoints" / "final")
-    second = launcher.sft(tmp_path, *TRAIN, attempt=2)
+    second = launcher.forked(tmp_path, *TRAIN, attempt=2)
     assert second.code == 0, second.output
     assert second.losses == whole.losses
     assert f"step {STEPS} was the last step" in second.output
