@@ -26,7 +26,9 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import nox
@@ -307,8 +309,11 @@ def lint(session: nox.Session) -> None:
         # SC2016: a user's `$` in single quotes is meant as text. SC1091: the payload is checked by itself
         "shellcheck of golden files": ("shellcheck", "--format=gcc", "--exclude=SC2016,SC1091", *golden),
     }
-    broken = [name for name, command in faults.items() if not passes(session, name, command)]
-    untidy = [name for name, command in style.items() if not passes(session, name, command)]
+    checks = {**faults, **style}
+    with ThreadPoolExecutor(2) as pool:
+        ended_well = dict(zip(checks, pool.map(partial(passes, session), checks, checks.values()), strict=True))
+    broken = [name for name in faults if not ended_well[name]]
+    untidy = [name for name in style if not ended_well[name]]
     print(f"lint: {len(broken)} faults ({', '.join(broken) or 'none'}),"
           f" {len(untidy)} findings of style ({', '.join(untidy) or 'none'})", flush=True)  # fmt: skip
     if broken or (untidy and not gate):
@@ -316,10 +321,10 @@ def lint(session: nox.Session) -> None:
 
 
 def passes(session: nox.Session, name: str, command: tuple[str, ...]) -> bool:
-    """Run a check and print its output; returns whether its exit code is 0."""
+    """Run a check, and print its output if it fails; returns whether its exit code is 0."""
     session.log(name)
     try:
-        session.run(*command, external=True, log=False)
+        session.run(*command, external=True, log=False, silent=True)
     except CommandFailed:
         return False
     return True
