@@ -244,7 +244,9 @@ def adopt(args: argparse.Namespace, console: Console) -> int:
     """`runner cluster adopt FILE`: a cluster file that refers to FILE, and the site file."""
     path, project = Path(args.file).absolute(), find_project()
     data = read_yaml(path)
-    name = str(args.name or (data.get("vars") or {}).get("deployment_name") or "")
+    variables = data.get("vars")
+    own = variables.get("deployment_name") if isinstance(variables, dict) else None
+    name = str(args.name or own or "")
     if not re.fullmatch(r"[\w-]+", name):
         why, fix = (
             f"its name would be {name!r}",
