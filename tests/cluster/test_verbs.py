@@ -233,6 +233,17 @@ def test_status_and_list_as_json(pcluster: Cloud) -> None:
     assert "ExpiredToken" in pcluster("cluster", "status", "c", code=1).stderr
 
 
+def test_list_shows_the_other_clusters_if_a_file_has_a_mistake(pcluster: Cloud) -> None:
+    pcluster.answers(describe_cluster=[aws("CREATE_COMPLETE")])
+    pcluster("cluster", "render", "c")
+    pcluster.file("bad", AWS.replace("count = 2", "count = 0"))
+    found = check("cluster list", pcluster("cluster", "list", "--json").stdout)
+    records = {each["name"]: each for each in found}
+    assert records["c"]["ready"] and records["bad"]["state"] == "UNKNOWN"
+    assert "bad.toml:8" in records["bad"]["reason"]
+    assert "count and min_count disagree" in pcluster("cluster", "status", "bad", code=1).stderr
+
+
 def test_ssh_uses_the_key_or_the_users_own_configuration(pcluster: Cloud) -> None:
     pcluster.answers(
         **{"describe-cluster": [aws("CREATE_COMPLETE")], "ssh -G": [[0, "hostname c"]], "ssh": [[0, "hello"]]}

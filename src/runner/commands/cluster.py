@@ -169,21 +169,23 @@ def show(args: argparse.Namespace, console: Console) -> int:
     """`runner cluster list`, `runner cluster status`: list asks the tools only about what was rendered here."""
     one, records = args.action == "status", []
     for name in (args.cluster,) if one else find_project().names("clusters"):
-        cluster = find_cluster(name, find_project(), os.environ)
+        record = dict.fromkeys(("provider", "deployment", "region", "zone"), "")
         try:
+            cluster = find_cluster(name, find_project(), os.environ)
+            record = {key: cluster.values[key] for key in record}
+            name = cluster.name
             state = tool.ask(cluster) if one or cluster.folder.is_dir() else NOT_CREATED
-        except RunnerError as error:
+        except RunnerError as error:  # the other clusters may cost money
             if one:
                 raise
             state = State("UNKNOWN", reason=f"{error.what}: {error.why.splitlines()[0]}")
-        record = {key: cluster.values[key] for key in ("provider", "deployment", "region", "zone")}
         more = {
             "state": state.word,
             "ready": state.is_ready,
             "address": state.address,
             "reason": state.reason,
         }
-        records.append({"name": cluster.name, **record, **more})
+        records.append({"name": name, **record, **more})
     if args.json:
         console.answer_json(records[0] if one else records)
         return 0
