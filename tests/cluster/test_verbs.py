@@ -275,6 +275,18 @@ def test_destroy_refuses_while_jobs_run(pcluster: Cloud) -> None:
     assert ["pcluster", "delete-cluster", "--cluster-name", "c", "--region", "us-east-2"] in pcluster.calls()
 
 
+@pytest.mark.parametrize("state", ["UPDATE_IN_PROGRESS", "UPDATE_FAILED"])
+def test_destroy_refuses_while_jobs_run_in_a_cluster_that_is_updated(state: str, pcluster: Cloud) -> None:
+    pcluster.programs("ssh")
+    common = {"ssh -G": [[0, "hostname c"]], "delete-cluster": [[0, "{}"]]}
+    pcluster.answers(**{"describe-cluster": [aws(state)], **common, "squeue": [[0, "17 gpu train me R 1:00"]]})
+    assert "job 17 gpu" in pcluster("cluster", "destroy", "c", code=1).stderr
+    assert not any("delete-cluster" in call for call in pcluster.calls())
+    states = [aws(state), aws("DELETE_IN_PROGRESS"), ABSENT]
+    pcluster.answers(**{"describe-cluster": states, **common, "squeue": [[255, "no Slurm yet"]]})
+    pcluster("cluster", "destroy", "c")
+
+
 def test_destroy_refuses_to_lose_storage(toolkit: Cloud) -> None:
     toolkit.file("c", GOOGLE + HOME)
     folder = toolkit.project / "clusters/c/c"

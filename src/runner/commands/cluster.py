@@ -227,10 +227,13 @@ def destroy(args: argparse.Namespace, console: Console) -> int:
     if args.dry_run:
         console.answer("\n".join(map(shlex.join, tool.commands(cluster, "destroy"))))
         return 0
-    if state.is_ready and not args.force:
+    if state.address and not args.force:
+        # jobs run during an update of the cluster too
         code, output = tool.run_there(cluster, state, "squeue --noheader")
-        jobs = [f"job {line.strip()}" for line in output.splitlines()]
-        reasons += [f"cannot see whether jobs run: {output}"] if code else jobs
+        if code == 0:
+            reasons += [f"job {line.strip()}" for line in output.splitlines()]
+        elif state.is_ready:
+            reasons += [f"cannot see whether jobs run: {output}"]
     if reasons and not args.force:
         fix = "save the data and wait for the jobs, then add --force"
         raise RunnerError(f"{name} is not destroyed", "\n".join(reasons), fix)
