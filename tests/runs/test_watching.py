@@ -15,8 +15,9 @@ from runner.machine.report import Quiet
 from runner.project import Project
 from runner.runs import status
 from runner.runs.open import _can_be_opened, minutes_left, started
+from runner.runs.plan import EDF
 from runner.runs.run import CANCELLED, SUBMITTED, Run, save
-from runner.runs.shell import ShellRequest
+from runner.runs.shell import ShellRequest, prepared
 from runner.runs.status import RunStatus
 
 
@@ -88,5 +89,13 @@ def test_while_the_scheduler_does_not_answer_no_tunnel_is_closed_and_no_job_is_s
     with pytest.raises(RunnerError, match="cannot connect to sft-0001") as caught:
         started("jupyter", ShellRequest(str(tmp_path), site="local"), Project(None, tmp_path, tmp_path), {}, Quiet())
     assert caught.value.why == "it is not known whether sft-0001 still runs: squeue: timed out"
+    (tmp_path / EDF).write_text("")
+    request, project = ShellRequest(str(tmp_path), site="local"), Project(None, tmp_path, tmp_path)
+    with (
+        pytest.raises(RunnerError, match="cannot open a shell in sft-0001") as caught,
+        prepared(request, project, {}, Quiet()),
+    ):
+        pass
+    assert caught.value.why == "it is not known whether it still runs: squeue: timed out"
     (tmp_path / "squeue").write_text("#!/bin/sh\n")
     assert minutes_left(run) == -1
