@@ -77,6 +77,30 @@ def test_a_run_that_is_about_to_end_is_not_opened(tmp_path: Path) -> None:
         assert not _can_be_opened(found)
 
 
+def test_a_job_of_the_user_may_have_the_name_of_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`launch --script ./code.py` makes code-0001, in which no server starts by itself."""
+    monkeypatch.setattr("runner.runs.open._start_inside", lambda *given: 4711)
+    monkeypatch.setattr("runner.runs.open._launched", lambda *given: None)
+    child = subprocess.Popen((sys.executable, "-c", "input()"), stdin=subprocess.PIPE, start_new_session=True)
+    values = {"host": platform.node(), "process": sessions.identity(child.pid), "environment": "mine"}
+    words = {"code-0001": ("launch", "--script", "./code.py"), "code-0002": ("open", "code"), "code-0003": ("launch",)}
+    for name, line in words.items():
+        (tmp_path / name).mkdir()
+        save(Run(name, tmp_path / name, "code", "local", "local", "2026-11-23T10:00:00+00:00", SUBMITTED,
+                 (f"local-{child.pid}",), command_line=line, **values))  # fmt: skip
+    (tmp_path / "mine.toml").write_text("")
+    project, environ = Project(None, tmp_path, tmp_path), {"RUNNER_RUNS": str(tmp_path), "HOME": str(tmp_path)}
+
+    def opened(where: str) -> tuple[str, int]:
+        run, pid = started("code", ShellRequest(where, site="local"), project, environ, Quiet())
+        return run.name, pid
+
+    assert opened("code-0001") == ("code-0001", 4711)
+    assert opened("code-0002") == ("code-0002", 0)
+    assert opened("./mine.toml") == ("code-0002", 0), "an environment"
+    child.communicate()
+
+
 def test_while_the_scheduler_does_not_answer_no_tunnel_is_closed_and_no_job_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
