@@ -14,7 +14,7 @@ from runner.machine import sessions
 from runner.machine.report import Quiet
 from runner.project import Project
 from runner.runs import status
-from runner.runs.open import _can_be_opened, minutes_left, started
+from runner.runs.open import _can_be_opened, minutes_left, running, started
 from runner.runs.plan import EDF
 from runner.runs.run import CANCELLED, SUBMITTED, Run, save
 from runner.runs.shell import ShellRequest, prepared
@@ -98,6 +98,13 @@ def test_a_job_of_the_user_may_have_the_name_of_a_program(tmp_path: Path, monkey
     assert opened("code-0001") == ("code-0001", 4711)
     assert opened("code-0002") == ("code-0002", 0)
     assert opened("./mine.toml") == ("code-0002", 0), "an environment"
+    with pytest.raises(RunnerError, match="cannot connect to code-0001") as caught:
+        running("code-0001", "local", project, environ)
+    assert caught.value.why == "no sshd of `runner open` runs in code-0001"
+    assert caught.value.fix == "runner open ssh code-0001"
+    (tmp_path / "code-0001/open/ssh").mkdir(parents=True)
+    (tmp_path / "code-0001/open/ssh/server").write_text("local here /dev/shm/x\n")
+    assert running("code-0001", "local", project, environ).name == "code-0001"
     child.communicate()
 
 

@@ -274,6 +274,10 @@ def running(where: str, site: str | None, project: Project, environ: Mapping[str
         if status and status.state == "PREPARING":
             why = f"{status.run.name}: {status.reason}"
         raise RunnerError(f"cannot connect to {where}", why, f"runner open {SSH} ENV starts a run")
+    if not _has_server(run, SSH) and not _server(SSH, status):
+        # it ended with its attempt, and no other starts by itself
+        why = f"no sshd of `runner open` runs in {run.name}"
+        raise RunnerError(f"cannot connect to {where}", why, f"runner open {SSH} {run.name}")
     return run
 
 
