@@ -88,6 +88,15 @@ def test_create_waits_until_parallelcluster_is_ready(pcluster: Cloud) -> None:
     assert "ubuntu@1.2.3.4" in shown
 
 
+def test_create_goes_on_waiting_if_the_tool_fails_for_a_moment(pcluster: Cloud) -> None:
+    failed = [1, "Could not connect to the endpoint URL"]
+    states = [ABSENT, aws("CREATE_IN_PROGRESS"), *[failed] * 5, aws("CREATE_IN_PROGRESS"), aws("CREATE_COMPLETE")]
+    pcluster.answers(version=VERSION, create_cluster=[[0, "{}"]], describe_cluster=states)
+    assert "cannot get the state of c; asking again" in pcluster("cluster", "create", "c").stderr
+    pcluster.answers(version=VERSION, create_cluster=[[0, "{}"]], describe_cluster=[ABSENT, failed])
+    assert "Could not connect" in pcluster("cluster", "create", "c", code=1).stderr
+
+
 def test_create_deploys_a_blueprint_and_waits_for_slurm(toolkit: Cloud) -> None:
     """The toolkit is ready when sinfo answers on the login node, not when the node runs."""
     toolkit.answers(

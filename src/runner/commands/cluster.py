@@ -20,6 +20,8 @@ from runner.project import find_project
 from runner.site_files import user_folder
 
 _PAUSE_SECONDS, _PATIENCE_SECONDS = 20.0, 5400.0
+_MOST_FAILURES = 5
+"""how often in a row the tool may fail to tell the state while runner waits"""
 _HELP = {
     "dry-run": "print what would be written or run; change nothing",
     "force": "replace edited files; destroy: go on even if jobs run or data is lost",
@@ -143,8 +145,17 @@ def create(args: argparse.Namespace, console: Console) -> int:
 def _wait(cluster: Cluster, console: Console, *, gone: bool = False) -> State:
     """Wait until Slurm is ready, or the cluster is gone. Raises RunnerError if that fails or takes too long."""
     began, last, asks_slurm = time.monotonic(), "", cluster.provider["asks_slurm"]
+    failures = 0
     while time.monotonic() < began + _PATIENCE_SECONDS:
-        state = tool.ask(cluster)
+        try:
+            state, failures = tool.ask(cluster), 0
+        except RunnerError as error:  # the network may fail for a moment
+            failures += 1
+            if failures > _MOST_FAILURES:
+                raise
+            console.say(f"{error.what}; asking again")
+            time.sleep(_PAUSE_SECONDS)
+            continue
         if state.word != last:
             console.say(
                 f"{cluster.name}: {state.word}{'' if gone else '; do not ssh before Slurm is ready'}"
