@@ -88,6 +88,17 @@ def test_create_waits_until_parallelcluster_is_ready(pcluster: Cloud) -> None:
     assert "ubuntu@1.2.3.4" in shown
 
 
+def test_an_edited_host_file_is_kept_and_the_new_address_is_shown(pcluster: Cloud) -> None:
+    """As after a cluster was destroyed and created again."""
+    host = pcluster.home / ".config/runner/hosts/c.toml"
+    host.parent.mkdir(parents=True)
+    host.write_text('host = "ubuntu@9.9.9.9"\nfolder = "/fsx/me"\n')
+    pcluster.answers(version=VERSION, create_cluster=[[0, "{}"]], describe_cluster=[ABSENT, aws("CREATE_COMPLETE")])
+    said = pcluster("cluster", "create", "c").stderr
+    assert f"cannot replace {host}" in said and 'it must contain: host = "ubuntu@1.2.3.4"' in said
+    assert "Slurm is ready" in said and "9.9.9.9" in host.read_text()
+
+
 def test_create_goes_on_waiting_if_the_tool_fails_for_a_moment(pcluster: Cloud) -> None:
     failed = [1, "Could not connect to the endpoint URL"]
     states = [ABSENT, aws("CREATE_IN_PROGRESS"), *[failed] * 5, aws("CREATE_IN_PROGRESS"), aws("CREATE_COMPLETE")]

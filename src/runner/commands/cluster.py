@@ -135,9 +135,12 @@ def create(args: argparse.Namespace, console: Console) -> int:
     # a Host of ~/.ssh/config would name the key itself
     if cluster.values["key"] and command[-1] != name:
         host += f'[login]\nkey = "~/.ssh/{cluster.values["key"]}.pem"\n'
-    console.answer(
-        write_own(user_folder(os.environ).parent / "hosts" / f"{name}.toml", host, force=args.force)
-    )
+    path = user_folder(os.environ).parent / "hosts" / f"{name}.toml"
+    try:
+        console.answer(write_own(path, host, force=args.force))
+    except RunnerError as error:  # the cluster exists, so `create --force` would refuse
+        lines = "; ".join(host.splitlines())
+        console.warn(f"{error.what}: {error.why}; for --on {name}, it must contain: {lines}")
     console.say(f"Slurm is ready; next: runner cluster ssh {name}, or runner --on {name} status")
     return 0
 
