@@ -279,6 +279,14 @@ def test_ssh_uses_the_key_or_the_users_own_configuration(pcluster: Cloud) -> Non
     assert pcluster.calls()[-1] == ["ssh", "c"]
 
 
+def test_without_a_key_ssh_tries_the_users_own_keys(pcluster: Cloud) -> None:
+    pcluster.file("c", AWS.replace('key = "my-key"\n', ""))
+    pcluster.answers(**{"describe-cluster": [aws("CREATE_COMPLETE")], "ssh -G": [[0, "hostname c"]], "ssh": [[0, ""]]})
+    pcluster.programs("ssh")
+    pcluster("cluster", "ssh", "c")
+    assert pcluster.calls()[-1] == ["ssh", "-o", "ServerAliveInterval=30", "ubuntu@1.2.3.4"]
+
+
 def test_destroy_refuses_while_jobs_run(pcluster: Cloud) -> None:
     pcluster.programs("ssh")
     common = {"ssh -G": [[0, "hostname c"]], "delete-cluster": [[0, "{}"]]}
