@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from runner import cli
+from runner.commands.open import open_browser
 from runner.errors import RunnerError
 from runner.machine import sessions
 from runner.machine.report import Quiet
@@ -75,6 +77,23 @@ def test_a_run_that_is_about_to_end_is_not_opened(tmp_path: Path) -> None:
     assert _can_be_opened(RunStatus(run, "RUNNING")) and _can_be_opened(RunStatus(run, "PENDING"))
     for found in (RunStatus(run, "COMPLETING"), RunStatus(cancelled, "RUNNING"), RunStatus(run, "COMPLETED")):
         assert not _can_be_opened(found)
+
+
+def test_the_file_that_the_browser_opens_contains_nothing_but_the_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --on, another machine has printed the URL."""
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    open_browser('http://127.0.0.1:1/lab?token="><script>alert(1)</script>', tmp_path / "page.html")
+    assert opened == [(tmp_path / "page.html").as_uri()]
+    text = (tmp_path / "page.html").read_text()
+    assert text.count("<") == 1 and "&quot;&gt;&lt;script" in text
+
+
+def test_a_time_without_use_is_not_negative(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["open", "jupyter", "host", "--site", "local", "--idle", "-1"]) == 2
+    assert "--idle -1 is not a time" in capsys.readouterr().err
 
 
 def test_a_job_of_the_user_may_have_the_name_of_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
