@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +46,23 @@ def test_an_exception_ends_the_program() -> None:
         process.follow(("sh", "-c", "echo $$ >&2; exec sleep 600"), interrupt)
     with pytest.raises(ProcessLookupError):
         os.kill(programs[0], 0)
+
+
+def test_an_error_of_an_output_ends_the_program_and_is_raised() -> None:
+    """The output is passed on by a thread, whose own error would be a traceback."""
+
+    class Full(io.BytesIO):
+        def write(self, data: Any) -> int:
+            if data:
+                raise RunnerError("what", "why", "fix")
+            return 0
+
+    argv = ("sh", "-c", "echo mark ready $$; echo one; exec sleep 600")
+    interrupted: list[int] = []
+    child = process.Marked(argv, b"mark", (Full(), io.BytesIO()), terminal=False, reads=False)
+    with pytest.raises(RunnerError, match="what"):
+        child.wait(interrupted.append)
+    assert [str(pid) for pid in interrupted] == [child.head.split()[-1]]
 
 
 def test_an_exception_ends_a_grandchild_in_a_session_of_its_own_and_no_other_process() -> None:

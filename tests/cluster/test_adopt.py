@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import tomllib
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import yaml
 
+from runner.cluster.documents import render
 from runner.site_files import load_site
 from tests.cluster.conftest import Cloud
 
@@ -119,11 +122,65 @@ def test_a_blueprint_with_modules_of_a_fixed_version_has_all_its_queues(cloud: C
     assert set(site.partitions) == {"debug", "g2gpu"} and site.gpu == "NVIDIA L4"
 
 
-def test_a_variable_of_a_deployment_file_is_named(cloud: Cloud) -> None:
+@pytest.mark.parametrize("line", ["", "  nodes: # supply the number of nodes\n"], ids=["absent", "empty"])
+def test_a_variable_of_a_deployment_file_is_named(line: str, cloud: Cloud) -> None:
     """The toolkit's A3 blueprints take some from the file of `gcluster create -d`."""
-    (cloud.project / "a3.yaml").write_text(BLUEPRINT.replace("  nodes: 8\n", ""))
+    text = BLUEPRINT.replace("  nodes: 8\n", line).replace("dynamic_max: $(vars", "static: $(vars")
+    (cloud.project / "a3.yaml").write_text(text)
     error = cloud("cluster", "adopt", "a3.yaml", code=1).stderr
     assert "cannot read $(vars.nodes) of the adopted file" in error and "add it to `vars` of the blueprint" in error
+
+
+def adopted(text: str) -> Mapping[str, Any]:
+    """The queue g2gpu of a blueprint."""
+    data = {"data": yaml.safe_load(text)}
+    found: Mapping[str, Any] = tomllib.loads(render("read-google.toml.j2", data))["queues"]["g2gpu"]
+    return found
+
+
+def test_a_partition_may_use_other_modules_and_several_nodesets() -> None:
+    for used, count in (("network, g2_gpu_nodeset", 8), ("g2_gpu_nodeset, debug_nodeset", 12)):
+        queue = adopted(BLUEPRINT.replace("use: [g2_gpu_nodeset]", f"use: [{used}]"))
+        assert (queue["machine_type"], queue["count"], queue["capacity"]) == ("g2-standard-4", count, "spot")
+
+
+def test_the_capacity_is_that_of_the_variables() -> None:
+    """The toolkit's A3 blueprints set reservation_name and enable_spot_vm to variables, of which one counts."""
+    both = "enable_spot_vm: $(vars.spot), reservation_name: $(vars.reservation)"
+    text = BLUEPRINT.replace("enable_spot_vm: true", both)
+    values = {
+        ('""', "false"): None,
+        ("", "false"): None,
+        ("mine", "false"): "reservation",
+        ('""', "true"): "spot",
+    }
+    for (reservation, spot), capacity in values.items():
+        variables = f"vars:\n  reservation: {reservation}\n  spot: {spot}\n"
+        assert adopted(text.replace("vars:\n", variables)).get("capacity") == capacity
+
+
+def test_a_date_in_a_file_is_no_mistake(cloud: Cloud) -> None:
+    (cloud.project / "x.yaml").write_text(BLUEPRINT.replace("vars:\n", "vars:\n  labels: {made: 2026-01-01}\n"))
+    cloud("cluster", "adopt", "x.yaml")
+    (cloud.project / "y.yaml").write_text(CONFIG + "Tags: [{Key: made, Value: 2026-01-01}]\n")
+    cloud("cluster", "adopt", "y.yaml", "--name", "y1")
+
+
+def test_destroy_names_each_file_system_that_the_toolkit_would_delete(cloud: Cloud) -> None:
+    more = """\
+  - {id: scratch, source: modules/file-system/parallelstore, settings: {size_gb: 12000}}
+  - {id: nfs, source: community/modules/file-system/nfs-server, settings: {local_mounts: [/work]}}
+  - {id: old, source: modules/file-system/pre-existing-network-storage, settings: {local_mount: /old}}
+  - {id: bucket, source: modules/file-system/cloud-storage-bucket}
+- group: cluster
+"""
+    (cloud.project / "x.yaml").write_text(BLUEPRINT.replace("- group: cluster\n", more))
+    cloud("cluster", "adopt", "x.yaml", "--name", "x1")
+    cloud.programs("gcluster", "gcloud")
+    cloud.answers(**{"instances list": [[0, json.dumps([{"status": "RUNNING", "name": "x-login-001", "zone": "z"}])]]})
+    error = cloud("cluster", "destroy", "x1", "--dry-run", PROJECT_ID="p").stderr
+    assert "file system scratch (/parallelstore, 12000 GB)" in error and "file system nfs (/work)" in error
+    assert "file system homefs (/home, 2560 GB)" in error and "old" not in error and "bucket" not in error
 
 
 def test_a_configuration_of_parallelcluster_needs_the_name_that_was_typed(cloud: Cloud) -> None:
@@ -167,12 +224,28 @@ def without(text: str, *keys: str) -> str:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "just text", "a: [", without(CONFIG, "HeadNode"), without(CONFIG, "Scheduling"), "deployment_groups: []\n"],
+    [
+        "",
+        "just text",
+        "a: [",
+        without(CONFIG, "HeadNode"),
+        without(CONFIG, "Scheduling"),
+        "deployment_groups: []\n",
+        CONFIG.replace("Os: ubuntu2204", "Os: "),
+        BLUEPRINT.replace("partition_name: debug", "partition_name: g2gpu"),
+    ],
 )
 def test_an_incomplete_file_is_refused_in_three_parts(text: str, cloud: Cloud) -> None:
     (cloud.project / "x.yaml").write_text(text)
     error = cloud("cluster", "adopt", "x.yaml", "--name", "x1", code=1).stderr
     assert error.count("because:") == 1 and "internal error" not in error
+
+
+def test_a_file_that_is_not_there_or_has_no_name_is_refused(cloud: Cloud) -> None:
+    error = cloud("cluster", "adopt", "no.yaml", code=1).stderr
+    assert "no.yaml" in error and "not YAML" not in error
+    (cloud.project / "x.yaml").write_text(CONFIG + "vars: [1]\n")
+    assert "does not name a cluster" in cloud("cluster", "adopt", "x.yaml", code=2).stderr
 
 
 def test_a_name_cannot_leave_the_folder(cloud: Cloud) -> None:

@@ -88,6 +88,26 @@ def test_create_waits_until_parallelcluster_is_ready(pcluster: Cloud) -> None:
     assert "ubuntu@1.2.3.4" in shown
 
 
+def test_an_edited_host_file_is_kept_and_the_new_address_is_shown(pcluster: Cloud) -> None:
+    """As after a cluster was destroyed and created again."""
+    host = pcluster.home / ".config/runner/hosts/c.toml"
+    host.parent.mkdir(parents=True)
+    host.write_text('host = "ubuntu@9.9.9.9"\nfolder = "/fsx/me"\n')
+    pcluster.answers(version=VERSION, create_cluster=[[0, "{}"]], describe_cluster=[ABSENT, aws("CREATE_COMPLETE")])
+    said = pcluster("cluster", "create", "c").stderr
+    assert f"cannot replace {host}" in said and 'it must contain: host = "ubuntu@1.2.3.4"' in said
+    assert "Slurm is ready" in said and "9.9.9.9" in host.read_text()
+
+
+def test_create_goes_on_waiting_if_the_tool_fails_for_a_moment(pcluster: Cloud) -> None:
+    failed = [1, "Could not connect to the endpoint URL"]
+    states = [ABSENT, aws("CREATE_IN_PROGRESS"), *[failed] * 5, aws("CREATE_IN_PROGRESS"), aws("CREATE_COMPLETE")]
+    pcluster.answers(version=VERSION, create_cluster=[[0, "{}"]], describe_cluster=states)
+    assert "cannot get the state of c; asking again" in pcluster("cluster", "create", "c").stderr
+    pcluster.answers(version=VERSION, create_cluster=[[0, "{}"]], describe_cluster=[ABSENT, failed])
+    assert "Could not connect" in pcluster("cluster", "create", "c", code=1).stderr
+
+
 def test_create_deploys_a_blueprint_and_waits_for_slurm(toolkit: Cloud) -> None:
     """The toolkit is ready when sinfo answers on the login node, not when the node runs."""
     toolkit.answers(
@@ -233,6 +253,17 @@ def test_status_and_list_as_json(pcluster: Cloud) -> None:
     assert "ExpiredToken" in pcluster("cluster", "status", "c", code=1).stderr
 
 
+def test_list_shows_the_other_clusters_if_a_file_has_a_mistake(pcluster: Cloud) -> None:
+    pcluster.answers(describe_cluster=[aws("CREATE_COMPLETE")])
+    pcluster("cluster", "render", "c")
+    pcluster.file("bad", AWS.replace("count = 2", "count = 0"))
+    found = check("cluster list", pcluster("cluster", "list", "--json").stdout)
+    records = {each["name"]: each for each in found}
+    assert records["c"]["ready"] and records["bad"]["state"] == "UNKNOWN"
+    assert "bad.toml:8" in records["bad"]["reason"]
+    assert "count and min_count disagree" in pcluster("cluster", "status", "bad", code=1).stderr
+
+
 def test_ssh_uses_the_key_or_the_users_own_configuration(pcluster: Cloud) -> None:
     pcluster.answers(
         **{"describe-cluster": [aws("CREATE_COMPLETE")], "ssh -G": [[0, "hostname c"]], "ssh": [[0, "hello"]]}
@@ -246,6 +277,14 @@ def test_ssh_uses_the_key_or_the_users_own_configuration(pcluster: Cloud) -> Non
     )
     pcluster("cluster", "ssh", "c", code=3)
     assert pcluster.calls()[-1] == ["ssh", "c"]
+
+
+def test_without_a_key_ssh_tries_the_users_own_keys(pcluster: Cloud) -> None:
+    pcluster.file("c", AWS.replace('key = "my-key"\n', ""))
+    pcluster.answers(**{"describe-cluster": [aws("CREATE_COMPLETE")], "ssh -G": [[0, "hostname c"]], "ssh": [[0, ""]]})
+    pcluster.programs("ssh")
+    pcluster("cluster", "ssh", "c")
+    assert pcluster.calls()[-1] == ["ssh", "-o", "ServerAliveInterval=30", "ubuntu@1.2.3.4"]
 
 
 def test_destroy_refuses_while_jobs_run(pcluster: Cloud) -> None:
@@ -262,6 +301,18 @@ def test_destroy_refuses_while_jobs_run(pcluster: Cloud) -> None:
     pcluster.answers(**{"describe-cluster": states, **common, "squeue": [[0, ""]]})
     pcluster("cluster", "destroy", "c")
     assert ["pcluster", "delete-cluster", "--cluster-name", "c", "--region", "us-east-2"] in pcluster.calls()
+
+
+@pytest.mark.parametrize("state", ["UPDATE_IN_PROGRESS", "UPDATE_FAILED"])
+def test_destroy_refuses_while_jobs_run_in_a_cluster_that_is_updated(state: str, pcluster: Cloud) -> None:
+    pcluster.programs("ssh")
+    common = {"ssh -G": [[0, "hostname c"]], "delete-cluster": [[0, "{}"]]}
+    pcluster.answers(**{"describe-cluster": [aws(state)], **common, "squeue": [[0, "17 gpu train me R 1:00"]]})
+    assert "job 17 gpu" in pcluster("cluster", "destroy", "c", code=1).stderr
+    assert not any("delete-cluster" in call for call in pcluster.calls())
+    states = [aws(state), aws("DELETE_IN_PROGRESS"), ABSENT]
+    pcluster.answers(**{"describe-cluster": states, **common, "squeue": [[255, "no Slurm yet"]]})
+    pcluster("cluster", "destroy", "c")
 
 
 def test_destroy_refuses_to_lose_storage(toolkit: Cloud) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -160,6 +161,12 @@ def test_the_page_of_report_comes_back(host: Sshd) -> None:
     for _ in range(2):
         assert host(*words, cwd=project).stdout == f"{project}/{run}.html\n"
     assert run in (project / f"{run}.html").read_text()
+    job = json.loads(host("--on", "lab", "status", "--json", "--site", "local", cwd=project).stdout)[-1]["job_id"]
+    for chosen in ((), ("last",), (job,), (run, "last"), (f"{copy_of(host, project)}/runs/{run}/",)):
+        last = ("--on", "lab", "report", *chosen, "--site", "local")
+        assert host(*last, cwd=project).stdout == f"{project}/{run}.html\n", "as without --on"
+    assert host(*last, "-o", "pages/", cwd=project).stdout == f"{project}/pages/{run}.html\n"
+    assert host(*last, "-o", "pages", cwd=project).stdout == f"{project}/pages/{run}.html\n"
     (project / "mine.html").write_text("mine\n")
     assert "not a report of runner" in host(*words, "-o", "mine.html", cwd=project, code=1).stderr
     assert (project / "mine.html").read_text() == "mine\n"
@@ -170,9 +177,8 @@ def test_the_page_of_report_comes_back(host: Sshd) -> None:
     assert host(*words, "-otable.md", "--md", cwd=project).stdout == f"{project}/table.md\n"
     assert json.loads(host(*words, "-o", "x.html", "--json", cwd=project).stdout)[0]["run"] == run
     assert not (project / "x.html").exists(), "as without --on"
-    assert not [*copy_of(host, Path("/")).glob(".*.html"), *copy_of(host, project).glob("*.md")], (
-        "nothing is left there"
-    )
+    sent = [path for path in copy_of(host, Path("/")).iterdir() if re.fullmatch(r"\.[0-9a-f]{16}.*", path.name)]
+    assert not [*sent, *copy_of(host, project).glob("*.md")], "nothing is left there"
     none = host("--on", "lab", "report", "--since", "2100-01-01", "--site", "local", cwd=project)
     assert "no run was launched" in none.stderr and not none.stdout
     if find_spec("matplotlib"):

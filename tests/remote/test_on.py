@@ -23,6 +23,10 @@ import pytest
 from runner.commands import on
 from runner.commands.console import Console
 from runner.commands.on import Lines
+from runner.machine.tunnel import listener
+from runner.remote import ssh
+from runner.remote.host import find_host
+from runner.remote.ssh import Connection
 from tests.end_to_end.test_open import page
 from tests.lab.slurm import SlurmLab
 from tests.remote.sshd import Sshd
@@ -416,6 +420,24 @@ def test_open_prints_a_url_of_this_machine(host: Sshd) -> None:
     finally:
         child.kill()
         host("--on", "lab", "cancel", "--site", "local", "last", code=None)
+
+
+def test_a_port_that_is_taken_in_the_last_moment_is_not_used(host: Sshd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that takes the chosen port before ssh does cannot be ordered: the choice is a port in use."""
+    for name, value in host.here().items():
+        monkeypatch.setenv(name, value)
+    connection = Connection(find_host("lab", os.environ), os.environ)
+    connection.open(terminal=False)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = [(socket.socket(), port)]
+        monkeypatch.setattr(ssh, "listener", lambda port: found.pop() if found else listener(port))
+        forward = connection.forward(port)
+        assert not found and not forward.startswith(f"127.0.0.1:{port}:") and forward.endswith(f":{port}")
+        with socket.create_connection(("127.0.0.1", int(forward.split(":")[1])), timeout=60):
+            taken.settimeout(60)
+            taken.accept()[0].close()
+        connection.cancel(forward)
 
 
 SERVER = """#!/usr/bin/python3

@@ -64,8 +64,9 @@ def test_a_command_is_read_from_the_lock_as_it_was_written(tmp_path: Path, words
 def test_a_script_is_read_from_its_own_table_and_a_damaged_lock_costs_only_the_script(tmp_path: Path) -> None:
     run = make(tmp_path, "a-1", lock={"script": 'jobs/"it".py', "arguments": ["--x"]})
     assert look(run).program == 'jobs/"it".py'
-    (run.folder / "lock.toml").write_bytes(b"[job]\nscript = \xff\n")
-    assert (look(run).program, look(run).state) == ("", "PENDING")
+    for damaged in (b"\xff", b"1", b"null"):
+        (run.folder / "lock.toml").write_bytes(b"[job]\nscript = " + damaged + b"\n")
+        assert (look(run).program, look(run).state) == ("", "PENDING")
 
 
 def test_of_a_run_that_is_not_over_it_says_what_status_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

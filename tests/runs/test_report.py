@@ -396,6 +396,19 @@ def long_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs / "report.html"
 
 
+def test_a_folder_gets_the_usual_name(tmp_path: Path) -> None:
+    for name in ("sft-0001", "sft-0002"):
+        make_run(tmp_path, name, entry(1))
+    for words, name in (
+        (("last",), "sft-0002.html"),
+        (("--since", "2026-01-01"), "report.html"),
+        (("--md",), "sft-0002.md"),
+    ):
+        for _ in range(2):  # it exists at the second time
+            assert report(tmp_path, *words, "-o", "pages/").stdout == f"{tmp_path}/pages/{name}\n"
+        assert report(tmp_path, *words, "-o", "pages").stdout == f"{tmp_path}/pages/{name}\n"
+
+
 @pytest.mark.slow
 @pytest.mark.uses("chromium")
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

@@ -1,5 +1,6 @@
 """A run folder has one owner, a whole record, and is found by every name that a user has for it."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -137,6 +138,28 @@ def test_a_damaged_record_is_an_error_that_names_the_file(tmp_path: Path) -> Non
     with pytest.raises(RunnerError, match=r"cannot read .*run\.json"):
         find_run("sft-0001", tmp_path)
     assert list_runs(tmp_path) == ()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("name", None),
+        ("environment", None),
+        ("scheduler", {"a": 1}),
+        ("tags", "abc"),
+        ("command_line", ["launch", 1]),
+        ("parameters", {"lr": 1}),
+        ("nodes", "2"),
+    ],
+)
+def test_a_value_of_another_type_does_not_hide_the_other_runs(tmp_path: Path, key: str, value: object) -> None:
+    run = make_run(tmp_path)
+    shutil.copytree(run.folder, tmp_path / "sft-0002")
+    path = tmp_path / "sft-0002" / RECORD
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    with pytest.raises(RunnerError, match=r"cannot read .*run\.json"):
+        load(tmp_path / "sft-0002")
+    assert list_runs(tmp_path) == (run,)
 
 
 def test_a_deleted_run_folder_is_an_error(tmp_path: Path) -> None:

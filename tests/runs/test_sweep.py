@@ -7,6 +7,7 @@ import pytest
 
 from runner.environments.environment import Environment
 from runner.errors import RunnerError
+from runner.machine import sessions
 from runner.machine.report import Quiet
 from runner.project import Project
 from runner.runs import after, hub, status
@@ -16,6 +17,7 @@ from runner.runs.job import Job
 from runner.runs.launch import prepare
 from runner.runs.plan import Request
 from runner.runs.run import SUBMITTED, Dependencies, Run, find_run, find_runs, save
+from runner.runs.schedulers import local
 from runner.runs.schedulers.slurm_commands import dependency_flags, parse_status
 from runner.runs.sweep import new_notes, parse, with_values
 
@@ -38,6 +40,21 @@ def test_each_combination_once_the_last_axis_fastest() -> None:
     assert [tuple(each.values()) for each in sweep.combinations] == [
         ("1e-5", "1"), ("1e-5", "2"), ("2e-5", "1"), ("2e-5", "2")]  # fmt: skip
     assert parse([], None) is None
+
+
+def test_without_a_scheduler_a_run_that_cannot_be_started_ends_those_before_it(tmp_path: Path) -> None:
+    """The launch then removes their folders."""
+    runs = [make(tmp_path, f"a-000{number}", scheduler="local") for number in range(3)]
+    (runs[0].folder / "job.sbatch").write_text("echo $$ >pid; sleep 600\n")
+    for run in runs:
+        (run.folder / "payload").mkdir()
+        (run.folder / "payload/after.sh").write_text("echo $$ >pid; sleep 600\n")
+    (runs[2].folder / "job.log").mkdir()
+    with pytest.raises(OSError, match=r"job\.log"):
+        local.start_sweep(tmp_path, runs, Dependencies(), None, Quiet())
+    for run in runs[:2]:
+        pid = (run.folder / "pid").read_text() if (run.folder / "pid").exists() else ""
+        assert not pid or not sessions.members(int(pid))
 
 
 def test_each_run_is_offline_only_if_its_own_model_is_prefetched(tmp_path: Path) -> None:

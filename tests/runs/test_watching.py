@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from runner import cli
+from runner.commands.open import open_browser
 from runner.errors import RunnerError
 from runner.machine import sessions
 from runner.machine.report import Quiet
 from runner.project import Project
 from runner.runs import status
-from runner.runs.open import _can_be_opened, minutes_left, started
+from runner.runs.open import _can_be_opened, minutes_left, running, started
+from runner.runs.plan import EDF
 from runner.runs.run import CANCELLED, SUBMITTED, Run, save
-from runner.runs.shell import ShellRequest
+from runner.runs.shell import ShellRequest, prepared
 from runner.runs.status import RunStatus
 
 
@@ -76,6 +79,54 @@ def test_a_run_that_is_about_to_end_is_not_opened(tmp_path: Path) -> None:
         assert not _can_be_opened(found)
 
 
+def test_the_file_that_the_browser_opens_contains_nothing_but_the_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With --on, another machine has printed the URL."""
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    open_browser('http://127.0.0.1:1/lab?token="><script>alert(1)</script>', tmp_path / "page.html")
+    assert opened == [(tmp_path / "page.html").as_uri()]
+    text = (tmp_path / "page.html").read_text()
+    assert text.count("<") == 1 and "&quot;&gt;&lt;script" in text
+
+
+def test_a_time_without_use_is_not_negative(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["open", "jupyter", "host", "--site", "local", "--idle", "-1"]) == 2
+    assert "--idle -1 is not a time" in capsys.readouterr().err
+
+
+def test_a_job_of_the_user_may_have_the_name_of_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`launch --script ./code.py` makes code-0001, in which no server starts by itself."""
+    monkeypatch.setattr("runner.runs.open._start_inside", lambda *given: 4711)
+    monkeypatch.setattr("runner.runs.open._launched", lambda *given: None)
+    child = subprocess.Popen((sys.executable, "-c", "input()"), stdin=subprocess.PIPE, start_new_session=True)
+    values = {"host": platform.node(), "process": sessions.identity(child.pid), "environment": "mine"}
+    words = {"code-0001": ("launch", "--script", "./code.py"), "code-0002": ("open", "code"), "code-0003": ("launch",)}
+    for name, line in words.items():
+        (tmp_path / name).mkdir()
+        save(Run(name, tmp_path / name, "code", "local", "local", "2026-11-23T10:00:00+00:00", SUBMITTED,
+                 (f"local-{child.pid}",), command_line=line, **values))  # fmt: skip
+    (tmp_path / "mine.toml").write_text("")
+    project, environ = Project(None, tmp_path, tmp_path), {"RUNNER_RUNS": str(tmp_path), "HOME": str(tmp_path)}
+
+    def opened(where: str) -> tuple[str, int]:
+        run, pid = started("code", ShellRequest(where, site="local"), project, environ, Quiet())
+        return run.name, pid
+
+    assert opened("code-0001") == ("code-0001", 4711)
+    assert opened("code-0002") == ("code-0002", 0)
+    assert opened("./mine.toml") == ("code-0002", 0), "an environment"
+    with pytest.raises(RunnerError, match="cannot connect to code-0001") as caught:
+        running("code-0001", "local", project, environ)
+    assert caught.value.why == "no sshd of `runner open` runs in code-0001"
+    assert caught.value.fix == "runner open ssh code-0001"
+    (tmp_path / "code-0001/open/ssh").mkdir(parents=True)
+    (tmp_path / "code-0001/open/ssh/server").write_text("local here /dev/shm/x\n")
+    assert running("code-0001", "local", project, environ).name == "code-0001"
+    child.communicate()
+
+
 def test_while_the_scheduler_does_not_answer_no_tunnel_is_closed_and_no_job_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,5 +139,13 @@ def test_while_the_scheduler_does_not_answer_no_tunnel_is_closed_and_no_job_is_s
     with pytest.raises(RunnerError, match="cannot connect to sft-0001") as caught:
         started("jupyter", ShellRequest(str(tmp_path), site="local"), Project(None, tmp_path, tmp_path), {}, Quiet())
     assert caught.value.why == "it is not known whether sft-0001 still runs: squeue: timed out"
+    (tmp_path / EDF).write_text("")
+    request, project = ShellRequest(str(tmp_path), site="local"), Project(None, tmp_path, tmp_path)
+    with (
+        pytest.raises(RunnerError, match="cannot open a shell in sft-0001") as caught,
+        prepared(request, project, {}, Quiet()),
+    ):
+        pass
+    assert caught.value.why == "it is not known whether it still runs: squeue: timed out"
     (tmp_path / "squeue").write_text("#!/bin/sh\n")
     assert minutes_left(run) == -1

@@ -2,13 +2,12 @@
 
 import re
 import time
-import tomllib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from runner.cluster.documents import merge, read_yaml, render
+from runner.cluster.documents import merge, read_adopted, render
 from runner.errors import RunnerError, unknown
 from runner.located_toml import Document, Keys, read_toml, refuse_unknown_keys, typed
 from runner.machine import files
@@ -55,8 +54,8 @@ def find_cluster(name: str, project: Project, environ: Mapping[str, str]) -> Clu
             document.place("provider"),
         )
     if adopted := typed(document, ("document",), str):
-        found = render(f"read-{provider}.toml.j2", {"data": read_yaml(path.parent / adopted)})
-        document = Document(path, merge(tomllib.loads(found), document.data), document.text)
+        found = read_adopted(provider, path.parent / adopted)
+        document = Document(path, merge(found, document.data), document.text)
     match = facts("providers")[provider]["match"]
     values = _table(document, (), "top", match)
     values |= {name: _table(document, (name,), name, match) for name in ("head", "network")}

@@ -1,9 +1,11 @@
 """The files of a cluster: rendered from templates, read as YAML, and replaced only if runner made them."""
 
+import re
+import tomllib
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from runner.errors import RunnerError
 from runner.machine import files
@@ -19,7 +21,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
     environment = jinja2.Environment(
         loader=loader, undefined=jinja2.ChainableUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.globals["not_in_vars"] = _not_in_vars
+    environment.globals["resolve"] = _resolve
     try:
         text = environment.get_template(template).render(values).strip("\n") + "\n"
     except (TypeError, ValueError, LookupError, jinja2.TemplateError) as error:
@@ -35,12 +37,32 @@ def render(template: str, values: Mapping[str, Any]) -> str:
     return text
 
 
-def _not_in_vars(reference: str) -> NoReturn:
-    """Raise RunnerError for `$(vars.NAME)` of a blueprint whose vars do not have the name."""
-    why = "`vars` of the blueprint does not have it, and runner does not read a deployment file"
-    raise RunnerError(
-        f"cannot read {reference} of the adopted file", why, "add it to `vars` of the blueprint"
-    )
+def _resolve(value: Any, variables: Mapping[str, Any], default: Any = None) -> Any:
+    """A value of a blueprint, with `$(vars.NAME)` replaced by the variable; `default` if it is empty.
+
+    Raises RunnerError for a variable that `vars` does not have, or that is empty and has no default.
+    """
+    if isinstance(value, str) and (found := re.fullmatch(r"\$\(vars\.([\w.-]+)\)", value)):
+        reference, value, known = value, variables, True
+        for name in found[1].split("."):
+            known = isinstance(value, Mapping) and name in value
+            value = value[name] if known else None
+        if not known or (value is None and default is None):
+            what = f"cannot read {reference} of the adopted file"
+            why = "`vars` of the blueprint does not set it, and runner does not read a deployment file"
+            raise RunnerError(what, why, "add it to `vars` of the blueprint")
+    return value if value or default is None else default
+
+
+def read_adopted(provider: str, path: Path) -> dict[str, Any]:
+    """What a file of the provider's tool says, as the values of a cluster file. Raises RunnerError."""
+    template = f"read-{provider}.toml.j2"
+    try:
+        return tomllib.loads(render(template, {"data": read_yaml(path)}))
+    except tomllib.TOMLDecodeError as error:
+        what = f"cannot read the adopted file {path} ({template}): {error}"
+        why = "a value is empty, or not of the usual type, or a name stands there twice"
+        raise RunnerError(what, why, "correct the file") from error
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -51,9 +73,11 @@ def read_yaml(path: Path) -> dict[str, Any]:
     fix = (
         "name the config.yaml of AWS ParallelCluster, or the blueprint of Google's Cluster Toolkit"
     )
+    with files.explained(f"read {path}"):
+        data = path.read_bytes()
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        found = yaml.safe_load(data.decode())
+    except (ValueError, yaml.YAMLError) as error:
         raise RunnerError(what, f"it is not YAML: {error}", fix) from error
     if not isinstance(found, dict):
         why = "its top level is not a YAML mapping (KEY: VALUE)" if found else "it is empty"

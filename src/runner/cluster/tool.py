@@ -45,10 +45,9 @@ def commands(cluster: Cluster, action: str, state: State = NOT_CREATED) -> list[
         "node_zone": state.zone,
         "user": provider["users"].get(values["os"]),
     }
-    return [
-        tuple(word.format(**names) for word in shlex.split(line))
-        for line in provider["commands"][action]
-    ]
+    identity = provider["identity"] if values["key"] else ""
+    lines = (line.replace("{identity}", identity) for line in provider["commands"][action])
+    return [tuple(word.format(**names) for word in shlex.split(line)) for line in lines]
 
 
 def check_version(cluster: Cluster) -> None:

@@ -20,6 +20,8 @@ from runner.project import find_project
 from runner.site_files import user_folder
 
 _PAUSE_SECONDS, _PATIENCE_SECONDS = 20.0, 5400.0
+_MOST_FAILURES = 5
+"""how often in a row the tool may fail to tell the state while runner waits"""
 _HELP = {
     "dry-run": "print what would be written or run; change nothing",
     "force": "replace edited files; destroy: go on even if jobs run or data is lost",
@@ -133,9 +135,12 @@ def create(args: argparse.Namespace, console: Console) -> int:
     # a Host of ~/.ssh/config would name the key itself
     if cluster.values["key"] and command[-1] != name:
         host += f'[login]\nkey = "~/.ssh/{cluster.values["key"]}.pem"\n'
-    console.answer(
-        write_own(user_folder(os.environ).parent / "hosts" / f"{name}.toml", host, force=args.force)
-    )
+    path = user_folder(os.environ).parent / "hosts" / f"{name}.toml"
+    try:
+        console.answer(write_own(path, host, force=args.force))
+    except RunnerError as error:  # the cluster exists, so `create --force` would refuse
+        lines = "; ".join(host.splitlines())
+        console.warn(f"{error.what}: {error.why}; for --on {name}, it must contain: {lines}")
     console.say(f"Slurm is ready; next: runner cluster ssh {name}, or runner --on {name} status")
     return 0
 
@@ -143,8 +148,17 @@ def create(args: argparse.Namespace, console: Console) -> int:
 def _wait(cluster: Cluster, console: Console, *, gone: bool = False) -> State:
     """Wait until Slurm is ready, or the cluster is gone. Raises RunnerError if that fails or takes too long."""
     began, last, asks_slurm = time.monotonic(), "", cluster.provider["asks_slurm"]
+    failures = 0
     while time.monotonic() < began + _PATIENCE_SECONDS:
-        state = tool.ask(cluster)
+        try:
+            state, failures = tool.ask(cluster), 0
+        except RunnerError as error:  # the network may fail for a moment
+            failures += 1
+            if failures > _MOST_FAILURES:
+                raise
+            console.say(f"{error.what}; asking again")
+            time.sleep(_PAUSE_SECONDS)
+            continue
         if state.word != last:
             console.say(
                 f"{cluster.name}: {state.word}{'' if gone else '; do not ssh before Slurm is ready'}"
@@ -169,21 +183,23 @@ def show(args: argparse.Namespace, console: Console) -> int:
     """`runner cluster list`, `runner cluster status`: list asks the tools only about what was rendered here."""
     one, records = args.action == "status", []
     for name in (args.cluster,) if one else find_project().names("clusters"):
-        cluster = find_cluster(name, find_project(), os.environ)
+        record = dict.fromkeys(("provider", "deployment", "region", "zone"), "")
         try:
+            cluster = find_cluster(name, find_project(), os.environ)
+            record = {key: cluster.values[key] for key in record}
+            name = cluster.name
             state = tool.ask(cluster) if one or cluster.folder.is_dir() else NOT_CREATED
-        except RunnerError as error:
+        except RunnerError as error:  # the other clusters may cost money
             if one:
                 raise
             state = State("UNKNOWN", reason=f"{error.what}: {error.why.splitlines()[0]}")
-        record = {key: cluster.values[key] for key in ("provider", "deployment", "region", "zone")}
         more = {
             "state": state.word,
             "ready": state.is_ready,
             "address": state.address,
             "reason": state.reason,
         }
-        records.append({"name": cluster.name, **record, **more})
+        records.append({"name": name, **record, **more})
     if args.json:
         console.answer_json(records[0] if one else records)
         return 0
@@ -225,10 +241,13 @@ def destroy(args: argparse.Namespace, console: Console) -> int:
     if args.dry_run:
         console.answer("\n".join(map(shlex.join, tool.commands(cluster, "destroy"))))
         return 0
-    if state.is_ready and not args.force:
+    if state.address and not args.force:
+        # jobs run during an update of the cluster too
         code, output = tool.run_there(cluster, state, "squeue --noheader")
-        jobs = [f"job {line.strip()}" for line in output.splitlines()]
-        reasons += [f"cannot see whether jobs run: {output}"] if code else jobs
+        if code == 0:
+            reasons += [f"job {line.strip()}" for line in output.splitlines()]
+        elif state.is_ready:
+            reasons += [f"cannot see whether jobs run: {output}"]
     if reasons and not args.force:
         fix = "save the data and wait for the jobs, then add --force"
         raise RunnerError(f"{name} is not destroyed", "\n".join(reasons), fix)
@@ -244,7 +263,9 @@ def adopt(args: argparse.Namespace, console: Console) -> int:
     """`runner cluster adopt FILE`: a cluster file that refers to FILE, and the site file."""
     path, project = Path(args.file).absolute(), find_project()
     data = read_yaml(path)
-    name = str(args.name or (data.get("vars") or {}).get("deployment_name") or "")
+    variables = data.get("vars")
+    own = variables.get("deployment_name") if isinstance(variables, dict) else None
+    name = str(args.name or own or "")
     if not re.fullmatch(r"[\w-]+", name):
         why, fix = (
             f"its name would be {name!r}",

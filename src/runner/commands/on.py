@@ -64,7 +64,8 @@ def run_on(
             plain = written if call.writes else sys.stdout.buffer
             exit_code, noise = _once(connection, call, args, terminal, output if follows else plain)
             if written.getvalue() and not exit_code:
-                _fetch(connection, call, args.verb, console)
+                name = os.fsdecode(written.getvalue()).rstrip("\n").rpartition("/")[2]
+                _fetch(connection, call, args.verb, name, console)
             if exit_code != 255:
                 output.end()
                 return exit_code
@@ -96,7 +97,7 @@ class _Call(NamedTuple):
     values: Mapping[str, str]
     """for verb.sh"""
     writes: str = ""
-    """the file that the verb writes there, and that belongs here"""
+    """the file that the verb writes there, or its folder, and that belongs here"""
 
 
 def _prepared(
@@ -147,22 +148,28 @@ def _local_options(
     option = {"account": "png", "plot": "png", "report": "output"}.get(args.verb, "")
     writes: str = "" if option and args.json else getattr(args, option, None) or ""
     if args.verb == "report" and not (writes or args.md or args.json):
-        writes = f"{Path(args.runs[0]).name if len(args.runs) == 1 else 'report'}.html"
+        writes = f"{Path.cwd()}/"
         words = [*words, "-o", writes]
-    return (
-        words,
-        {writes: f".{secrets.token_hex(8)}{Path(writes).suffix}"} if writes else {},
-        writes,
-    )
+    # in a folder, HOST chooses the name: it knows which run `last` is
+    if args.verb == "report" and writes and (writes.endswith("/") or Path(writes).is_dir()):
+        there = f".{secrets.token_hex(8)}/"
+    else:
+        there = f".{secrets.token_hex(8)}{Path(writes).suffix}"
+    return words, {writes: there} if writes else {}, writes
 
 
-def _fetch(connection: Connection, call: _Call, verb: str, console: Console) -> None:
-    """Bring the file that the verb has written to this machine, and print its path."""
+def _fetch(connection: Connection, call: _Call, verb: str, name: str, console: Console) -> None:
+    """Bring the file that the verb has written to this machine, and print its path.
+
+    `name`: that of the file there, which it keeps if the user has named a folder.
+    """
     from runner.commands.report import write_page  # slow, and few verbs need it
 
-    target = Path(call.writes).absolute()
+    target, there = Path(call.writes).absolute(), call.values["writes"]
+    if there.endswith("/"):
+        target, there = target / name, there + name
     write = write_page if verb == "report" else files.write
-    write(target, b64decode(connection.ask("fetch.sh", name=call.values["writes"])))
+    write(target, b64decode(connection.ask("fetch.sh", name=there)))
     console.answer(str(target))
 
 

@@ -53,6 +53,9 @@ def open_page(args: argparse.Namespace, console: Console) -> int:
         raise RunnerError(
             what, "it is for ssh's ProxyCommand", "runner open ssh RUN --stdio", exit_code=2
         )
+    if args.idle < 0:
+        what = f"--idle {args.idle} is not a time"
+        raise RunnerError(what, "it must be 0 (never) or more minutes", "--idle 0", exit_code=2)
     if args.stdio:
         return _open_ssh(
             pages.running(args.where, args.site, find_project(), os.environ), 0, args, console
@@ -129,8 +132,11 @@ def _open_ssh(run: Run, pid: int, args: argparse.Namespace, console: Console) ->
 def open_browser(url: str, page: Path) -> None:
     """Open a page whose URL has a token. Other users can read the arguments of a browser, so they name a file."""
     import webbrowser
+    from html import escape
 
     from runner.machine import files
 
-    files.write(page, f'<meta http-equiv="refresh" content="0; url={url}">\n', mode=0o600)
+    # with --on, the URL is what HOST has printed
+    text = f'<meta http-equiv="refresh" content="0; url={escape(url)}">\n'
+    files.write(page, text, mode=0o600)
     webbrowser.open(page.as_uri())

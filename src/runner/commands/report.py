@@ -40,9 +40,10 @@ def write_report(args: argparse.Namespace, console: Console) -> int:
     if args.md and not args.output:
         console.answer(text)
         return 0
-    target = Path(
-        args.output or ("report.html" if len(statuses) > 1 else f"{statuses[0].run.name}.html")
-    ).absolute()
+    target = Path(args.output or ".").absolute()
+    if not args.output or args.output.endswith("/") or target.is_dir():
+        name = "report" if len(statuses) > 1 else statuses[0].run.name
+        target = target / f"{name}.{'md' if args.md else 'html'}"
     write_page(target, data)
     console.answer(str(target))
     return 0

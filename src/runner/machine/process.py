@@ -279,6 +279,7 @@ class Marked:
         reads: bool,
     ) -> None:
         self.mark, self.head, self.noise = mark, "", ""
+        self._failure: Exception | None = None
         stdin = None if terminal or reads else subprocess.DEVNULL
         pipe = subprocess.PIPE
         self._child = subprocess.Popen(
@@ -307,15 +308,26 @@ class Marked:
             self.noise += "" if begun else before.decode(errors="replace").strip()
         except OSError:  # the reader of our output has gone
             self._child.terminate()
+        except Exception as error:  # of the output: this is a thread, so `wait` raises it
+            self._failure = error
+            self._child.terminate()
 
     def wait(self, interrupt: Callable[[int], object]) -> int:
-        """Wait for the end, and return the exit code. The first Ctrl-C calls `interrupt` with the process id."""
+        """Wait for the end, and return the exit code. The first Ctrl-C calls `interrupt` with the process id.
+
+        An error of an output, except OSError, does the same, and is raised.
+        """
         asked = False
         while True:
             try:
                 code = self._child.wait()
                 for pump in self._pumps:
                     pump.join()
+                if self._failure is not None:
+                    pid = self.head.rpartition(" ")[2]
+                    if pid.isdecimal():
+                        interrupt(int(pid))
+                    raise self._failure
                 return code if code >= 0 else 128 - code
             except KeyboardInterrupt:
                 pid = self.head.rpartition(" ")[2]

@@ -75,17 +75,20 @@ class Connection:
 
     def forward(self, port: int) -> str:
         """Forward a port of this machine, the same if it is free, to this port of the host: the words of ssh -L."""
-        server, near = listener(port)
-        server.close()
-        forward = f"127.0.0.1:{near}:127.0.0.1:{port}"
-        done = self._master("forward", "-L", forward)
-        if done.exit_code:
-            raise RunnerError(
-                f"cannot forward port {port} of {self.host.name}",
-                done.stderr,
-                f"ask the administrators of {self.host.name} whether its sshd allows it (AllowTcpForwarding)",
-            )
-        return forward
+        said = ""
+        for wanted in (port, 0, 0):
+            server, near = listener(wanted)
+            server.close()  # another program may take the port before ssh does
+            forward = f"127.0.0.1:{near}:127.0.0.1:{port}"
+            done = self._master("forward", "-L", forward)
+            if done.exit_code == 0:
+                return forward
+            said = done.stderr
+        raise RunnerError(
+            f"cannot forward port {port} of {self.host.name}",
+            said,
+            f"ask the administrators of {self.host.name} whether its sshd allows it (AllowTcpForwarding)",
+        )
 
     def cancel(self, forward: str) -> None:
         self._master("cancel", "-L", forward)

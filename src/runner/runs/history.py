@@ -189,9 +189,9 @@ def _program(lock: str) -> tuple[str, tuple[str, ...]]:
     try:
         found = _PROGRAM.search(files.content(lock).decode())
         value = json.loads(re.sub(r",\s*\Z", "]", found[2])) if found else ""
-    except (OSError, ValueError):
+        return (value, ()) if isinstance(value, str) else ("", tuple(map(str, value)))
+    except (OSError, ValueError, TypeError):
         return "", ()
-    return (value, ()) if isinstance(value, str) else ("", tuple(map(str, value)))
 
 
 def _matches(pattern: str, text: str) -> bool:

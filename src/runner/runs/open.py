@@ -68,20 +68,24 @@ def started(
     run = shell.named_run(request.where, runs, project)
     if run is None:
         name = launch.find_environment(request.where, project, environ, site, report).name
-        own = [each for each in list_runs(runs) if each.job == app and each.environment == name][
-            -5:
-        ]
+        known = [each for each in list_runs(runs) if each.environment == name]
+        own = [each for each in known if _has_server(each, app)][-5:]
         run = next((status.run for status in reversed(ask(own)) if _can_be_opened(status)), None)
     status = ask([run])[0] if run else None
     if status and status.state == "UNKNOWN" and goes_on(status):
         raise _not_known(status)
     if run is None or status is None or not _can_be_opened(status):
         return _launched(app, request, run, project, environ, report, idle_seconds), 0
-    if run.job != app and not _server(app, status):
+    if not _has_server(run, app) and not _server(app, status):
         return run, _start_inside(
             app, replace(request, where=str(run.folder)), project, environ, report
         )
     return run, 0
+
+
+def _has_server(run: Run, app: str) -> bool:
+    """Whether the run is one of `runner open`. A job of the user may have the name of a program too."""
+    return run.command_line[:2] == ("open", app)
 
 
 def _can_be_opened(status: RunStatus) -> bool:
@@ -270,6 +274,10 @@ def running(where: str, site: str | None, project: Project, environ: Mapping[str
         if status and status.state == "PREPARING":
             why = f"{status.run.name}: {status.reason}"
         raise RunnerError(f"cannot connect to {where}", why, f"runner open {SSH} ENV starts a run")
+    if not _has_server(run, SSH) and not _server(SSH, status):
+        # it ended with its attempt, and no other starts by itself
+        why = f"no sshd of `runner open` runs in {run.name}"
+        raise RunnerError(f"cannot connect to {where}", why, f"runner open {SSH} {run.name}")
     return run
 
 

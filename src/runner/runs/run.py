@@ -142,6 +142,8 @@ class Run:
 
 _WRITTEN = frozenset(each.name for each in fields(Run)) - {"folder"}
 _LISTS = frozenset(each.name for each in fields(Run) if each.default == ())
+_IN_JSON = {"str": str, "tuple[str, ...]": list, "Mapping[str, str]": dict}
+_TYPES = {each.name: _IN_JSON.get(str(each.type), (int, float)) for each in fields(Run)}
 
 
 def unix_time(text: str) -> float | None:
@@ -182,6 +184,7 @@ def load(folder: Path) -> Run:
     try:
         data: dict[str, Any] = json.loads(files.content(path).decode())
         values = {key: data[key] for key in data.keys() & _WRITTEN}
+        _check_types(values)
         for key in values.keys() & _LISTS:
             values[key] = tuple(values[key])
         if later := files.text_of(f"{folder}/{LATER_JOBS}").split():
@@ -200,6 +203,17 @@ def load(folder: Path) -> Run:
             str(error),
             "restore the file, or remove the run folder if you no longer need it",
         ) from error
+
+
+def _check_types(values: Mapping[str, Any]) -> None:
+    """Raise TypeError for a value of another type: one record must not end the list of all runs."""
+    words: list[str] = []
+    for key, value in values.items():
+        if not isinstance(value, _TYPES[key]):
+            raise TypeError(f"{key} cannot be {value!r}")
+        if isinstance(value, list | dict):
+            words += value if isinstance(value, list) else (*value, *value.values())
+    "".join(words)
 
 
 def _as_started(run: Run) -> Run:

@@ -33,7 +33,7 @@ from runner.runs.resolve import resolve
 from runner.runs.run import RECORD, Run, find_run
 from runner.runs.schedulers import slurm_commands
 from runner.runs.secrets import refuse_in
-from runner.runs.status import ask
+from runner.runs.status import ask, goes_on
 from runner.site import LOCAL, Site
 from runner.site_files import load_site
 
@@ -212,6 +212,9 @@ def _place_of_run(
     alone = Project(None, run.folder, run.folder)
     environment = replace(load_environment(str(edf), alone, environ), name=run.environment)
     status = ask([run])[0]
+    if status.state == "UNKNOWN" and goes_on(status):
+        why = f"it is not known whether it still runs: {status.reason}"
+        raise RunnerError(f"cannot open a shell in {run.name}", why, "run the same command again")
     inside = not run.is_local and status.state == "RUNNING"
     name = engine or run.engine
     contained = not name or engine_of(name).uses_container

@@ -68,11 +68,20 @@ def start(run: Run, waits: Dependencies, report: Report) -> Run:
 def start_sweep(
     folder: Path, runs: Sequence[Run], waits: Dependencies, at_once: int | None, report: Report
 ) -> tuple[Run, ...]:
-    """Start the runs. Each waits until the run `at_once` positions before it (default: 1) has ended, in any way."""
+    """Start the runs. Each waits until the run `at_once` positions before it (default: 1) has ended, in any way.
+
+    If one cannot be started, the others are ended.
+    """
     started: list[Run] = []
-    for number, run in enumerate(runs):
-        before = (started[number - (at_once or 1)],) if number >= (at_once or 1) else ()
-        started.append(start(run, waits._replace(ended=(*waits.ended, *before)), report))
+    try:
+        for number, run in enumerate(runs):
+            before = (started[number - (at_once or 1)],) if number >= (at_once or 1) else ()
+            started.append(start(run, waits._replace(ended=(*waits.ended, *before)), report))
+    except BaseException:
+        for run in reversed(started):  # those that wait first: they would start
+            with suppress(RunnerError):  # the error that made it necessary is the one to see
+                cancel([(run, ())], report)
+        raise
     return tuple(started)
 
 
