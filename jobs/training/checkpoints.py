@@ -61,7 +61,9 @@ class CompleteCheckpoints(TrainerCallback):
         self.keep, args.save_total_limit = args.save_total_limit, None
         sequences = args.per_device_train_batch_size * args.gradient_accumulation_steps * self.processes.world_size
         stage = deepspeed.stage_of(args)
+        epochs = 0.0 if args.max_steps > 0 else float(args.num_train_epochs)
         self.facts = {"world_size": self.processes.world_size, "zero_stage": stage, "sequences": sequences}
+        self.facts["epochs"] = epochs
         self.trainer, write = trainer, trainer._save_checkpoint
         trainer._save_checkpoint = lambda *arguments, **named: self._save(trainer, write, *arguments, **named)
         once(self.processes, lambda: _sweep(Path(args.output_dir)))

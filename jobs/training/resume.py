@@ -31,6 +31,7 @@ class Checkpoint:
     world_size: int
     zero_stage: int | None = None  # None without DeepSpeed
     sequences: int | None = None  # per step, over all processes
+    epochs: float | None = None  # --num_train_epochs, 0 with --max_steps; None in older checkpoints
 
 
 def find(
@@ -104,7 +105,8 @@ def by_age(folder: Path) -> list[Path]:
 def load(path: Path) -> Checkpoint:
     """Return what complete.json says."""
     facts = marker.read(path)
-    return Checkpoint(path, facts["step"], facts["world_size"], facts.get("zero_stage"), facts.get("sequences"))
+    optional = (facts.get(key) for key in ("zero_stage", "sequences", "epochs"))
+    return Checkpoint(path, facts["step"], facts["world_size"], *optional)
 
 
 def _damaged_anywhere(path: Path, processes: Processes) -> str | None:
@@ -120,7 +122,10 @@ def is_finished(checkpoint: Checkpoint | None, config: Any) -> bool:
     if config.max_steps > 0:
         return bool(checkpoint.step >= config.max_steps)
     state = json.loads((checkpoint.path / "trainer_state.json").read_text(encoding="utf-8"))
-    same_epochs = state.get("num_train_epochs") == math.ceil(config.num_train_epochs)
+    if checkpoint.epochs is None:
+        same_epochs = state.get("num_train_epochs") == math.ceil(config.num_train_epochs)
+    else:  # the trainer's state has the epochs rounded up, so that 0.5 and 1 look the same
+        same_epochs = checkpoint.epochs == config.num_train_epochs
     return bool(same_epochs and checkpoint.step >= state.get("max_steps", checkpoint.step + 1))
 
 

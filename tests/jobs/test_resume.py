@@ -193,7 +193,8 @@ class FakeTrainer:
 
     def __init__(self, folder: Path) -> None:
         sizes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "deepspeed": None}
-        self.args = SimpleNamespace(output_dir=str(folder), save_total_limit=None, **sizes)
+        length = {"max_steps": -1, "num_train_epochs": 0.5}
+        self.args = SimpleNamespace(output_dir=str(folder), save_total_limit=None, **sizes, **length)
         self.state = SimpleNamespace(global_step=3, max_steps=9, best_model_checkpoint=None)
         self.control = SimpleNamespace(should_training_stop=False)
 
@@ -283,6 +284,34 @@ def test_started_again_after_its_end_a_run_keeps_its_best_model(folder: Path, da
     run.attempt.mkdir()
     final = Job("sft", run, ALONE, Heartbeat(run, ALONE)).save_final(trainer, found(folder))
     assert (final / "model.safetensors").read_text() == model
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "finished"),
+    [
+        ({}, {}, True),
+        ({}, {"num_train_epochs": 1}, False),
+        ({"max_steps": 3}, {}, False),
+        ({}, {"max_steps": 3}, True),
+        ({}, {"max_steps": 4}, False),
+    ],
+)
+def test_a_run_that_is_to_train_longer_is_not_finished(
+    tmp_path: Path, before: dict[str, float], now: dict[str, float], finished: bool
+) -> None:
+    """transformers notes the epochs rounded up: half an epoch, a whole one, and steps within one look the same."""
+    usual = {"max_steps": -1, "num_train_epochs": 0.5}
+    trainer = FakeTrainer(tmp_path / "checkpoints")
+    vars(trainer.args).update({**usual, **before})
+    saver = checkpoints.CompleteCheckpoints(run_folder(tmp_path), ALONE)
+    saver.attach(trainer)
+    trainer._save_checkpoint()
+    saver._finish()
+    checkpoint = found(tmp_path / "checkpoints")
+    assert checkpoint is not None
+    state = {"num_train_epochs": 1, "max_steps": 3}
+    (checkpoint.path / "trainer_state.json").write_text(json.dumps(state))
+    assert resume.is_finished(checkpoint, SimpleNamespace(**{**usual, **now})) == finished
 
 
 def test_an_old_torch_resumes_only_where_the_user_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
