@@ -7,14 +7,14 @@ import io
 import json
 import lzma
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training import dataset
 from training.errors import JobError, near_miss
-from training.processes import Processes, once
+from training.processes import Processes
 from training.token_cache import documents
 
 if TYPE_CHECKING:
@@ -34,12 +34,16 @@ class Text:
 
 
 def find(
-    data: DataArguments, model: ModelArguments, training: TrainingArguments, processes: Processes
+    data: DataArguments,
+    model: ModelArguments,
+    training: TrainingArguments,
+    processes: Processes,
+    beat: Callable[[], None],
 ) -> tuple[Text | None, Text | None]:
     """Return the text to train on, and the text to evaluate on unless it is a share of the first."""
     name = data.dataset_name
     if data.streaming or (name and not Path(name).is_file()):
-        texts = _of_datasets(data, model, processes)
+        texts = _of_datasets(data, _loaded(data, model, processes, beat))
     else:
         texts = _of_files(data)
     train, held_out = texts.get("train"), texts.get("validation")
@@ -110,12 +114,18 @@ def _texts_of(schema: Any) -> Mapping[str, Any]:
     return {field.name: "" if str(field.type).endswith("string") else None for field in schema}
 
 
-def _of_datasets(data: DataArguments, model: ModelArguments, processes: Processes) -> dict[str, Text]:
+def _loaded(
+    data: DataArguments, model: ModelArguments, processes: Processes, beat: Callable[[], None]
+) -> Mapping[str, Any]:
     """Return the splits of a dataset of the hub or a folder, or streams of files; rank 0 fills the cache first."""
-    if processes.world_size > 1 and not data.streaming:
-        once(processes, lambda: _load(data, model) and None)
+    if data.streaming:
+        return _load(data, model)
+    return dataset.first_on_rank_0(lambda: _load(data, model), processes, beat)
+
+
+def _of_datasets(data: DataArguments, splits: Mapping[str, Any]) -> dict[str, Text]:
     found = {}
-    for split, rows in _load(data, model).items():
+    for split, rows in splits.items():
         if split in ("train", "validation"):
             name = data.dataset_name or (data.train_file if split == "train" else data.validation_file) or ""
             first = next(iter(rows), None)

@@ -2,15 +2,17 @@
 
 import dataclasses
 import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.training
 
-from training import dataset, demo, rows  # noqa: E402
+from training import dataset, demo, processes, rows, text  # noqa: E402
 from training.errors import JobError  # noqa: E402
 
 
@@ -143,6 +145,36 @@ def test_data_that_cannot_be_read_is_refused(tmp_path: Path, name: str, text: st
     with pytest.raises(JobError) as caught:
         dataset.load(str(tmp_path / name), None, split, streaming=False)
     assert expected in caught.value.what
+
+
+@pytest.mark.parametrize("script", ["sft", "clm"])
+def test_a_long_download_shows_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """The other ranks wait in short collectives meanwhile, and the batch script sees no hang."""
+    beats: list[float] = []
+
+    def slow(*words: object, **named: object) -> dict[str, list[dict[str, str]]]:
+        deadline = time.monotonic() + 60
+        while len(beats) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return {"train": [{"text": "one"}]}
+
+    monkeypatch.setattr(dataset, "load_splits", slow)
+    monkeypatch.setattr(processes, "BEAT_SECONDS", 0.01)
+    named: Any = SimpleNamespace(dataset_name="org/large", dataset_config=None, dataset_config_name=None)
+    named.dataset_streaming = named.streaming = False
+    named.text_column, named.data_percentage = None, 100
+
+    def beat() -> None:
+        beats.append(time.monotonic())
+
+    if script == "sft":
+        assert dataset.load_on_all(named, "train", processes.ALONE, beat) == [{"text": "one"}]
+    else:
+        model: Any = SimpleNamespace(cache_dir=None, token=None)
+        training: Any = SimpleNamespace(do_train=True, do_eval=False)
+        found, _ = text.find(named, model, training, processes.ALONE, beat)
+        assert found is not None and found.rows == [{"text": "one"}]
+    assert len(beats) >= 2
 
 
 @pytest.mark.parametrize(
