@@ -216,15 +216,25 @@ def download(wanted: Wanted, commit: str, chosen: Mapping[str, int], missing: Se
 
 def patiently(work: Any, tries: int = TRIES) -> Any:
     """Return the result of `work`. After a temporary network failure, try again with increasing pauses."""
-    from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     for number in range(tries):
         try:
             return work()
-        except (RepositoryNotFoundError, GatedRepoError, EntryNotFoundError, JobError):
-            raise
         except Exception as error:
-            status = getattr(getattr(error, "response", None), "status_code", None) or getattr(error, "code", None)
+            # if the hub does not answer, the library says that the cache does not have the file
+            local = isinstance(error, LocalEntryNotFoundError)
+            cause = (error.__cause__ if local else None) or error
+            if isinstance(cause, (RepositoryNotFoundError, GatedRepoError, JobError)):
+                raise
+            if isinstance(cause, EntryNotFoundError) and not local:
+                raise
+            status = getattr(getattr(cause, "response", None), "status_code", None) or getattr(cause, "code", None)
             if number + 1 == tries or (status is not None and status < 500 and status not in (408, 429)):
                 raise
             time.sleep(float(os.environ.get("RUNNER_RETRY_SECONDS", "1")) * 2**number)

@@ -1,5 +1,6 @@
 """What a job names on the hub is brought whole or not at all, and is then read without network."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ import pytest
 pytest.importorskip("huggingface_hub")
 pytestmark = pytest.mark.training
 
+import prefetch  # noqa: E402
 from tests.jobs.hub import Hub, commit_of, serving  # noqa: E402
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
@@ -112,6 +115,30 @@ def test_a_connection_that_breaks_is_tried_again(hub: Hub, tmp_path: Path) -> No
     hub.cut["model.safetensors"] = 200_000
     folder = Path(fetch(hub, tmp_path / "home", SMALL).stdout.strip())
     assert (folder / "model.safetensors").read_bytes() == MODEL["model.safetensors"]
+
+
+@pytest.mark.parametrize(("answer", "asked"), [(None, 3), (503, 3), (403, 1)])
+def test_a_hub_that_does_not_answer_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, answer: int | None, asked: int
+) -> None:
+    """The library then says that the file is not in the cache; older ones do not try again themselves."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    monkeypatch.setenv("RUNNER_RETRY_SECONDS", "0")
+    calls = []
+
+    def download() -> str:
+        calls.append(answer)
+        if len(calls) == 3:
+            return "file"
+        cause: Any = ConnectionError("refused")
+        if answer:
+            cause.response = SimpleNamespace(status_code=answer)
+        raise LocalEntryNotFoundError("cannot find the file in the local cache") from cause
+
+    with contextlib.suppress(LocalEntryNotFoundError):
+        assert prefetch.patiently(download) == "file"
+    assert len(calls) == asked
 
 
 def test_a_fetch_that_is_killed_leaves_no_half_file(hub: Hub, tmp_path: Path) -> None:
