@@ -64,6 +64,15 @@ def test_the_summary_covers_all_attempts() -> None:
     json.dumps(records.summarise([]))
 
 
+def test_the_mfu_of_a_run_is_that_of_its_tokens_per_second() -> None:
+    """A slow entry, such as the first one, which compiles, counts for as long as it took."""
+    fast = {**entry(1, 9.0), "tokens_per_second": 100.0, "mfu": 0.5}
+    slow = {**entry(2, 8.0), "tokens_per_second": 25.0, "mfu": 0.125}
+    found = records.summarise([slow, fast])
+    assert found["tokens_per_second"] == 40.0
+    assert found["mfu"] == 0.2
+
+
 def test_smoothing_keeps_the_ends_and_does_not_lag() -> None:
     line = [10.0 - step for step in range(60)]
     assert pictures.smooth(line) == pytest.approx(line)
