@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import lzma
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,11 +81,16 @@ def first_row(path: Path) -> Mapping[str, Any]:
     if kind == ".parquet":
         from pyarrow import parquet
 
-        return _texts_of(parquet.read_schema(path))
+        with documents.whole(path):
+            return _texts_of(parquet.read_schema(path))
     if kind == ".arrow":
         import pyarrow
 
-        with pyarrow.memory_map(str(path)) as source, pyarrow.ipc.open_stream(source) as stream:
+        with (
+            documents.whole(path),
+            pyarrow.memory_map(str(path)) as source,
+            pyarrow.ipc.open_stream(source) as stream,
+        ):
             return _texts_of(stream.schema)
     try:
         with io.TextIOWrapper(documents.opened(path), encoding="utf-8") as file:
@@ -98,7 +101,7 @@ def first_row(path: Path) -> Mapping[str, Any]:
             row = json.loads(start if not start.lstrip().startswith("[") else start + file.read())
     except UnicodeDecodeError as error:
         raise dataset.not_utf8(str(path), error) from error
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+    except documents.DAMAGED as error:
         raise JobError(
             f"cannot read {str(path)!r}", str(error), "check that the file is complete, and how it was compressed"
         ) from error

@@ -24,7 +24,7 @@ from hypothesis import strategies as st  # noqa: E402
 
 from tests.jobs.conftest import free_port  # noqa: E402
 from tests.waiting import until  # noqa: E402
-from training import demo  # noqa: E402
+from training import demo, text  # noqa: E402
 from training.errors import JobError  # noqa: E402
 from training.processes import Processes  # noqa: E402
 from training.token_cache import blocks, building, cache, documents, encoding, identity, layout  # noqa: E402
@@ -400,6 +400,34 @@ def test_text_that_cannot_be_read_is_refused(
         opened(tmp_path / name, plain, tmp_path)
     assert expected in caught.value.what
     assert not [path for path in tmp_path.glob("*tokens-*") if path.suffix != ".lock"]
+
+
+LINES = "text\n" + "a line of text\n" * 5000
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.csv", LINES.encode() + "Gr\xfc\xdfe\n".encode("latin-1"), "is not UTF-8"),
+        ("a.json", b'[{"text": "' + "Gr\xfc\xdfe".encode("latin-1") + b'"}]', "is not UTF-8"),
+        ("a.csv.gz", gzip.compress(LINES.encode())[:-12], "cannot decompress"),
+        ("a.jsonl.gz", gzip.compress(b"")[:10] + b"\xff" * 20, "cannot read"),
+        ("a.parquet", b"PAR1" + bytes(100), "cannot read"),
+        ("a.arrow", bytes(100), "cannot read"),
+    ],
+)
+def test_a_damaged_file_is_one_clear_error(
+    tmp_path: Path, plain: Any, name: str, content: bytes, expected: str
+) -> None:
+    """The damage can lie far behind the first row, which decides the column."""
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(JobError) as caught:
+        text.first_row(path)
+        opened(path, plain, tmp_path)
+    assert expected in caught.value.what
+    with pytest.raises(JobError):
+        opened(path, plain, tmp_path)
 
 
 def end_this_process(*_: Any) -> None:
