@@ -66,6 +66,8 @@ class CompleteCheckpoints(TrainerCallback):
         self.facts["epochs"] = epochs
         self.trainer, write = trainer, trainer._save_checkpoint
         trainer._save_checkpoint = lambda *arguments, **named: self._save(trainer, write, *arguments, **named)
+        if str(getattr(args.save_strategy, "value", args.save_strategy)) == "best":
+            trainer._determine_best_metric = _keeping_requests(trainer, trainer._determine_best_metric)
         once(self.processes, lambda: _sweep(Path(args.output_dir)))
 
     def take_seconds(self) -> float:
@@ -87,6 +89,8 @@ class CompleteCheckpoints(TrainerCallback):
         processes = self.processes
         sizes = files.sizes(partial / path.name)
         mine = marker.share(sizes, processes.rank, processes.world_size, processes.local_world_size)
+        if getattr(state, "best_global_step", None) == state.global_step:
+            state.best_model_checkpoint = str(partial / path.name)
         best = state.best_model_checkpoint
         if best and Path(best).parent == partial:  # the trainer noted where it wrote it
             best = state.best_model_checkpoint = str(output / Path(best).name)
@@ -135,6 +139,8 @@ class CompleteCheckpoints(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         control.should_log = control.should_log or control.should_save
+        if control.should_training_stop or state.global_step >= state.max_steps:
+            self._finish()  # with `--save_strategy best`, the last step may save nothing, and the best is loaded next
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -189,6 +195,24 @@ class CompleteCheckpoints(TrainerCallback):
         times = {"checkpoint_seconds": round(seconds, 3), "checkpoint_wait_seconds": round(waited, 3)}
         records.append(self.run.metrics, {**entry, **times, "time": round(time.time(), 3)})
         self.saved(waited, seconds)
+
+
+def _keeping_requests(trainer: Any, is_better: Callable[..., bool]) -> Callable[..., bool]:
+    """Wrap what `--save_strategy best` asks after an evaluation: whether to save.
+
+    The answer replaces what the callbacks have asked for: a save by wall time, or at the end. transformers before 5
+    does not note the step of the best model, and `--save_total_limit` would remove it for a newer one.
+    Source: transformers 4.57 and 5.23, Trainer._maybe_log_save_evaluate and _determine_best_metric.
+    """
+
+    def answer(*arguments: Any, **named: Any) -> bool:
+        requested = bool(trainer.control.should_save)
+        better = is_better(*arguments, **named)
+        if better:
+            trainer.state.best_global_step = trainer.state.global_step
+        return better or requested
+
+    return answer
 
 
 def remove_old(folder: Path, keep: int, best: str | None = None) -> None:

@@ -194,15 +194,17 @@ class FakeTrainer:
     def __init__(self, folder: Path) -> None:
         sizes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "deepspeed": None}
         length = {"max_steps": -1, "num_train_epochs": 0.5}
-        self.args = SimpleNamespace(output_dir=str(folder), save_total_limit=None, **sizes, **length)
+        self.args = SimpleNamespace(
+            output_dir=str(folder), save_total_limit=None, save_strategy="steps", **sizes, **length
+        )
         self.state = SimpleNamespace(global_step=3, max_steps=9, best_model_checkpoint=None)
-        self.control = SimpleNamespace(should_training_stop=False)
+        self.control = SimpleNamespace(should_training_stop=False, should_save=False, should_log=False)
 
     def _get_output_dir(self, trial: object = None) -> str:
         return self.args.output_dir
 
     def _save_checkpoint(self) -> None:
-        folder = Path(self._get_output_dir()) / "checkpoint-3"
+        folder = Path(self._get_output_dir()) / f"checkpoint-{self.state.global_step}"
         folder.mkdir()
         (folder / "trainer_state.json").write_text("{}")
 
@@ -229,6 +231,48 @@ def test_a_checkpoint_gets_its_name_with_its_marker(tmp_path: Path, monkeypatch:
     assert marker.missing_or_cut(tmp_path / "checkpoints" / "checkpoint-3") is None
     checkpoints.CompleteCheckpoints(run, ALONE).attach(FakeTrainer(copy))
     assert list(copy.iterdir()) == []
+
+
+class BestTrainer(FakeTrainer):
+    """With --save_strategy best, as transformers 4.57 has it: after an evaluation, only a better model is saved."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.args.save_strategy, self.args.save_total_limit = "best", 1
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: object) -> bool:
+        return metrics["eval_loss"] < 2
+
+    def step(self, number: int, loss: float | None, *, requested: bool = False) -> None:
+        self.state.global_step, self.control.should_save = number, requested
+        if loss is not None:
+            self.control.should_save = self._determine_best_metric({"eval_loss": loss}, None)
+        if self.control.should_save:
+            self._save_checkpoint()
+
+
+def test_saves_by_time_do_not_replace_the_best_checkpoint_nor_does_an_evaluation_forbid_them(tmp_path: Path) -> None:
+    run = run_folder(tmp_path)
+    trainer, saver = BestTrainer(tmp_path / "checkpoints"), checkpoints.CompleteCheckpoints(run, ALONE)
+    saver.attach(trainer)
+    trainer.step(1, loss=1.0)
+    trainer.step(2, loss=3.0)
+    trainer.step(3, loss=None, requested=True)
+    trainer.step(4, loss=3.0, requested=True)
+    saver._finish()
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["checkpoint-1", "checkpoint-4"]
+    state = json.loads((tmp_path / "checkpoints/checkpoint-4/trainer_state.json").read_text())
+    assert state["best_model_checkpoint"] == str(tmp_path / "checkpoints/checkpoint-1")
+
+
+def test_the_best_checkpoint_is_complete_when_the_training_ends(tmp_path: Path) -> None:
+    """transformers loads it before `on_train_end`."""
+    trainer, saver = BestTrainer(tmp_path / "checkpoints"), checkpoints.CompleteCheckpoints(run_folder(tmp_path), ALONE)
+    saver.attach(trainer)
+    trainer.step(8, loss=1.0)
+    trainer.step(9, loss=3.0)
+    saver.on_epoch_end(trainer.args, trainer.state, trainer.control)  # type: ignore[arg-type]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-8"]
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(1, [10]), (0, [2, 3, 9, 10]), (-1, [2, 3, 9, 10])])
