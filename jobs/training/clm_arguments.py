@@ -213,10 +213,15 @@ def _refuse_contradictions(settings: Settings) -> None:
     for file in files:
         _check_file(file)
     for key, low, high in (
-        ("validation_split_percentage", 0.01, 99.99), ("data_percentage", 0.01, 100), ("block_size", 2, 1 << 30)
-    ):  # fmt: skip
-        if settings[key] is not None and not low <= settings[key] <= high:
-            limits = f"it must be from {low:g} to {high:g}"
+        ("validation_split_percentage", 0.01, 99.99),
+        ("data_percentage", 0.01, 100),
+        ("block_size", 2, 1 << 30),
+        ("max_train_samples", 1, None),
+        ("max_eval_samples", 1, None),
+        ("preprocessing_num_workers", 0, None),
+    ):
+        if settings[key] is not None and (settings[key] < low or (high and settings[key] > high)):
+            limits = f"it must be from {low:g} to {high:g}" if high else f"it must be {low} or more"
             raise JobError(f"--{key} cannot be {settings[key]:g}", limits, f"--{key} 10")
 
 
