@@ -68,9 +68,12 @@ def _of_files(data: DataArguments) -> dict[str, Text]:
 
 
 def named(name: str) -> tuple[Path, ...]:
-    """Return the files of a name that may contain `*`, sorted by name."""
+    """Return the files of a name that may contain `*`, also in the names of folders, sorted by name."""
     path = Path(name)
-    return tuple(sorted(path.parent.glob(path.name))) if "*" in path.name else (path,)
+    first = next((number for number, part in enumerate(path.parts) if "*" in part), None)
+    if first is None:
+        return (path,)
+    return tuple(sorted(Path(*path.parts[:first]).glob(str(Path(*path.parts[first:])))))
 
 
 def first_row(path: Path) -> Mapping[str, Any]:

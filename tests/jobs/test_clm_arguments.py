@@ -208,6 +208,17 @@ def test_the_first_row_is_seen_in_every_kind_of_file(tmp_path: Path) -> None:
         assert not isinstance(row.get("n"), str) or path.suffix == ".csv", path
 
 
+def test_a_pattern_matches_files_in_several_folders(tmp_path: Path) -> None:
+    for name in ("b/2.txt", "a/1.txt", "a[1]/3.txt", "c.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x\n")
+    found = [path.relative_to(tmp_path).as_posix() for path in text.named(f"{tmp_path}/*/*.txt")]
+    assert found == ["a/1.txt", "a[1]/3.txt", "b/2.txt"]
+    assert text.named(f"{tmp_path}/*/1.txt") == (tmp_path / "a/1.txt",)
+    assert text.named(f"{tmp_path}/a[1]/*.txt") == (tmp_path / "a[1]/3.txt",)
+    assert text.named("c.txt") == (Path("c.txt"),)
+
+
 def test_a_compressed_file_is_not_streamed() -> None:
     with pytest.raises(JobError, match="cannot stream"):
         text._stream("corpus.jsonl.gz", keep_linebreaks=True)
