@@ -119,7 +119,9 @@ class Stream(IterableDataset[dict[str, torch.Tensor]]):
     def _tokenized(self) -> Iterator[Any]:
         """Yield the token ids of some documents at a time, int64."""
         for batch in self.found.rows.iter(batch_size=DOCUMENTS_AT_ONCE):
-            words = [document for document in batch[self.found.column] if document]
+            words = [document for document in batch[self.found.column] if document is not None]
             if words:
                 found = self.tokenizer(words, return_attention_mask=False, verbose=False)["input_ids"]
-                yield numpy.concatenate([numpy.asarray([*ids, *self.end], dtype=numpy.int64) for ids in found])
+                # as in the cache: an empty document has no end token, but some tokenizers begin it with one of theirs
+                whole = [[*ids, *self.end] if len(ids) else [] for ids in found]
+                yield numpy.concatenate([numpy.asarray(ids, dtype=numpy.int64) for ids in whole])

@@ -25,6 +25,7 @@ from hypothesis import strategies as st  # noqa: E402
 from tests.jobs.conftest import free_port  # noqa: E402
 from tests.waiting import until  # noqa: E402
 from training import demo, text  # noqa: E402
+from training.blocks import Stream  # noqa: E402
 from training.errors import JobError  # noqa: E402
 from training.processes import Processes  # noqa: E402
 from training.token_cache import blocks, building, cache, documents, encoding, identity, layout  # noqa: E402
@@ -365,6 +366,22 @@ def test_blocks_are_the_tokens_one_after_the_other(tmp_path: Path, plain: Any) -
     assert (len(first), len(second)) == (15, 35)
     assert first.blocks(64)[0]["input_ids"].tolist() == stream[:64]
     assert second.blocks(64)[0]["input_ids"].tolist() == stream[first.tokens : first.tokens + 64]
+
+
+@pytest.mark.parametrize("kind", ["bytes", "around"])
+@pytest.mark.parametrize("end", [False, True])
+def test_a_stream_has_the_same_tokens_of_empty_documents(
+    tmp_path: Path, tokenizers: dict[str, Any], kind: str, end: bool
+) -> None:
+    """Some tokenizers put a token around nothing too, as those that begin each text with one."""
+    import datasets
+
+    documents = ["one", "", "two", "", "", "three"] * 5
+    tokenizer = tokenizers[kind]
+    tokens = opened(lines(tmp_path / "a.jsonl", documents), tokenizer, tmp_path, end_of_document=end).blocks(4)
+    rows = datasets.Dataset.from_dict({"text": documents}).to_iterable_dataset()
+    stream = Stream(text.Text("numbers", "text", rows=rows), tokenizer, 4, end, None)
+    assert [block["input_ids"].tolist() for block in stream] == [block["input_ids"].tolist() for block in tokens]
 
 
 def test_a_block_is_read_where_it_lies(tmp_path: Path, plain: Any) -> None:
