@@ -103,7 +103,8 @@ def settle(settings: Settings, batch: Batch, run: RunFolder) -> tuple[str, ...]:
     """Replace a preset's name by the path of the file; `none` turns DeepSpeed off. Return notes for the user.
 
     A section activation_checkpointing turns on the trainer's own. Keys of DROPPED are left out of a copy in the
-    attempt's folder.
+    attempt's folder. A file without gradient_clipping gets it in that copy if --max_grad_norm is given: the trainer
+    leaves clipping to DeepSpeed.
     """
     name = settings.get("deepspeed")
     if not name or str(name).lower() == "none":
@@ -129,14 +130,35 @@ def settle(settings: Settings, batch: Batch, run: RunFolder) -> tuple[str, ...]:
         if value_of(config, key) and (not key.startswith("zero") or stage(config) == 3)
     ]
     dropped = [key for key in DROPPED if value_of(config, key)]
-    source = settings.sources["deepspeed"]
+    source, used = settings.sources["deepspeed"], dict(config)
     if dropped:
         notes += [f"{path.name}: {key} is ignored: {DROPPED[key]}" for key in dropped]
         kept = {key: value for key, value in config["checkpoint"].items() if f"checkpoint.{key}" not in dropped}
+        used["checkpoint"] = kept
+    if "gradient_clipping" not in config:
+        norm = settings["max_grad_norm"]
+        if settings.given("max_grad_norm"):
+            used["gradient_clipping"] = norm
+        elif norm != default_clipping():
+            usual = f"clipped to {default_clipping():g}" if default_clipping() else "not clipped"
+            why = "it does not set gradient_clipping, and that is the default of this DeepSpeed"
+            notes.append(
+                f"{path.name}: gradients are {usual}: {why}; to clip them to {norm:g}: --max_grad_norm {norm:g}"
+            )
+    if used != config:
         path = run.attempt / "deepspeed.json"
-        files.write_json(path, {**config, "checkpoint": kept})
+        files.write_json(path, used)
     settings.derive("deepspeed", str(path), f"{source} {name!r}" if str(path) != name else source)
     return tuple(notes)
+
+
+def default_clipping() -> float:
+    """Return to which norm DeepSpeed clips gradients if its file does not say: 1 in new versions; 0: not at all."""
+    try:
+        from deepspeed.runtime.constants import GRADIENT_CLIPPING_DEFAULT
+    except ImportError:  # another DeepSpeed, or none
+        return 0.0
+    return float(GRADIENT_CLIPPING_DEFAULT)
 
 
 def presets() -> tuple[str, ...]:
