@@ -191,6 +191,25 @@ def test_gradients_are_clipped_as_the_argument_says_where_the_file_says_nothing(
     assert path.read_text() == "{}"
 
 
+def test_an_argument_sets_what_the_section_of_an_optimizer_or_scheduler_leaves_out(tmp_path: Path) -> None:
+    """DeepSpeed's defaults would count: a learning rate of 0.001, for one."""
+    path = tmp_path / "ds.json"
+    optimizer = {"type": "AdamW", "params": {"lr": 1e-5}}
+    clip = {"gradient_clipping": 1.0}
+    path.write_text(json.dumps({"optimizer": optimizer, "scheduler": {"type": "WarmupLR"}, **clip}))
+    chosen = settings(tmp_path, deepspeed=str(path), weight_decay=0.1, adam_beta2=0.95, warmup_steps=10)
+    deepspeed_config.settle(chosen, BATCH, run_folder(tmp_path))
+    assert json.loads(Path(chosen["deepspeed"]).read_text()) == {
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "weight_decay": "auto", "betas": "auto"}},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}},
+        **clip,
+    }
+    path.write_text(json.dumps({"optimizer": {"type": "SGD"}, **clip}))
+    chosen = settings(tmp_path, deepspeed=str(path), adam_beta2=0.95)
+    deepspeed_config.settle(chosen, BATCH, run_folder(tmp_path))
+    assert chosen["deepspeed"] == str(path)
+
+
 @pytest.mark.parametrize(
     ("config", "keys"),
     [
