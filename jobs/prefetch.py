@@ -82,7 +82,8 @@ def parser() -> argparse.ArgumentParser:
 
 def prepare(home: Path) -> None:
     """Configure huggingface_hub to use the cache, without progress bars in logs. Call this before importing it."""
-    token = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface") / "token"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+    token = Path(os.environ.get("HF_HOME") or cache).expanduser() / "token"
     if token.is_file():
         os.environ.setdefault("HF_TOKEN_PATH", str(token))  # the token that `hf auth login` stored
     os.environ.update(HF_HOME=str(home), HF_HUB_CACHE=str(home / "hub"), HF_HUB_OFFLINE="0")

@@ -141,6 +141,25 @@ def test_a_hub_that_does_not_answer_is_asked_again(
     assert len(calls) == asked
 
 
+@pytest.mark.parametrize("variable", ["HF_HOME", "XDG_CACHE_HOME", ""])
+def test_the_stored_token_is_where_the_library_puts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    folders = {"HF_HOME": tmp_path / "hub", "XDG_CACHE_HOME": tmp_path / "cache/huggingface"}
+    token = folders.get(variable, tmp_path / "home/.cache/huggingface") / "token"
+    token.parent.mkdir(parents=True)
+    token.write_text("hf_token")
+    with monkeypatch.context() as patched:
+        for name in ("HF_HOME", "XDG_CACHE_HOME", "HF_TOKEN_PATH"):
+            patched.delenv(name, raising=False)
+        patched.setenv("HOME", str(tmp_path / "home"))
+        if variable:
+            patched.setenv(variable, str(tmp_path / {"HF_HOME": "hub", "XDG_CACHE_HOME": "cache"}[variable]))
+        patched.setattr(os, "environ", dict(os.environ))  # `prepare` sets more than is restored
+        prefetch.prepare(tmp_path / "new")
+        assert os.environ["HF_TOKEN_PATH"] == str(token)
+
+
 def test_a_fetch_that_is_killed_leaves_no_half_file(hub: Hub, tmp_path: Path) -> None:
     """kill -9 in the middle: neither note nor file is seen, and the next start fetches what is missing."""
     home = tmp_path / "home"
