@@ -55,8 +55,11 @@ class CompleteCheckpoints(TrainerCallback):
         self.facts: dict[str, Any] = {}
         self.saved: Callable[[float, float], None] = lambda waited, took: None
 
-    def attach(self, trainer: Any) -> None:
-        """Make the trainer save through this object. Its own removal of old checkpoints also counts incomplete ones."""
+    def attach(self, trainer: Any, step: int) -> None:
+        """Make the trainer save through this object. Its own removal of old checkpoints also counts incomplete ones.
+
+        step   the one after which the training starts
+        """
         args = trainer.args
         self.keep, args.save_total_limit = args.save_total_limit, None
         sequences = args.per_device_train_batch_size * args.gradient_accumulation_steps * self.processes.world_size
@@ -69,6 +72,7 @@ class CompleteCheckpoints(TrainerCallback):
         if str(getattr(args.save_strategy, "value", args.save_strategy)) == "best":
             trainer._determine_best_metric = _keeping_requests(trainer, trainer._determine_best_metric)
         once(self.processes, lambda: _sweep(Path(args.output_dir)))
+        self.facts["generation"] = once(self.processes, lambda: resume.next_generation(Path(args.output_dir), step))
 
     def take_seconds(self) -> float:
         """Return the seconds that the training has waited for checkpoints since the last call."""

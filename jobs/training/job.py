@@ -132,7 +132,7 @@ class Job:
             from training import same_model
 
             same_model.check(checkpoint.path, trainer.model)
-        self.saver.attach(trainer)
+        self.saver.attach(trainer, checkpoint.step if checkpoint else 0)
         if not run_module.probing():
             self.metrics.attach(trainer, self.options.peak_flops, self.saver.take_seconds)
         if self.processes.first:

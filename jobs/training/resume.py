@@ -96,10 +96,33 @@ def _checked(path: Path) -> tuple[Checkpoint | None, str]:
 
 
 def by_age(folder: Path) -> list[Path]:
-    """Return the folders `checkpoint-N`, highest step first."""
+    """Return the folders `checkpoint-N`, newest first: of the training that began last, the highest step."""
+    steps = _steps(folder)
+    return sorted(steps, key=lambda path: (-_generation(path), -steps[path]))
+
+
+def next_generation(folder: Path, step: int) -> int:
+    """Return the generation of checkpoints that follow this step: a new one if the folder has later steps already.
+
+    Those are of another training, which began earlier: with --overwrite_output_dir, or where an older checkpoint was
+    named. Without generations, the next start would resume there, and --save_total_limit remove the new checkpoints.
+    """
+    steps = _steps(folder)
+    newest = max(map(_generation, steps), default=0)
+    return newest + any(later > step and _generation(path) == newest for path, later in steps.items())
+
+
+def _steps(folder: Path) -> dict[Path, int]:
     found = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
-    steps = {path: int(match[1]) for path in found if (match := FOLDER.fullmatch(path.name))}
-    return sorted(steps, key=lambda path: -steps[path])
+    return {path: int(match[1]) for path in found if (match := FOLDER.fullmatch(path.name))}
+
+
+def _generation(path: Path) -> int:
+    """Return what complete.json says; 0 for an incomplete checkpoint, and for one of an older version."""
+    try:
+        return int(marker.read(path).get("generation", 0))
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
 
 
 def load(path: Path) -> Checkpoint:

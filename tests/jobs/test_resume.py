@@ -220,7 +220,7 @@ def test_a_checkpoint_gets_its_name_with_its_marker(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(marker, "digests", lambda *words, **named: hashing.wait(600) and digests(*words, **named))
     run = run_folder(tmp_path)
     trainer, saver = FakeTrainer(tmp_path / "checkpoints"), checkpoints.CompleteCheckpoints(run, ALONE)
-    saver.attach(trainer)
+    saver.attach(trainer, 0)
     trainer._save_checkpoint()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [".checkpoint-3.partial"]
     copy = tmp_path / "killed"
@@ -229,7 +229,7 @@ def test_a_checkpoint_gets_its_name_with_its_marker(tmp_path: Path, monkeypatch:
     saver._finish()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-3"]
     assert marker.missing_or_cut(tmp_path / "checkpoints" / "checkpoint-3") is None
-    checkpoints.CompleteCheckpoints(run, ALONE).attach(FakeTrainer(copy))
+    checkpoints.CompleteCheckpoints(run, ALONE).attach(FakeTrainer(copy), 0)
     assert list(copy.iterdir()) == []
 
 
@@ -254,7 +254,7 @@ class BestTrainer(FakeTrainer):
 def test_saves_by_time_do_not_replace_the_best_checkpoint_nor_does_an_evaluation_forbid_them(tmp_path: Path) -> None:
     run = run_folder(tmp_path)
     trainer, saver = BestTrainer(tmp_path / "checkpoints"), checkpoints.CompleteCheckpoints(run, ALONE)
-    saver.attach(trainer)
+    saver.attach(trainer, 0)
     trainer.step(1, loss=1.0)
     trainer.step(2, loss=3.0)
     trainer.step(3, loss=None, requested=True)
@@ -268,7 +268,7 @@ def test_saves_by_time_do_not_replace_the_best_checkpoint_nor_does_an_evaluation
 def test_the_best_checkpoint_is_complete_when_the_training_ends(tmp_path: Path) -> None:
     """transformers loads it before `on_train_end`."""
     trainer, saver = BestTrainer(tmp_path / "checkpoints"), checkpoints.CompleteCheckpoints(run_folder(tmp_path), ALONE)
-    saver.attach(trainer)
+    saver.attach(trainer, 0)
     trainer.step(8, loss=1.0)
     trainer.step(9, loss=3.0)
     saver.on_epoch_end(trainer.args, trainer.state, trainer.control)  # type: ignore[arg-type]
@@ -279,17 +279,35 @@ def test_the_best_checkpoint_is_complete_when_the_training_ends(tmp_path: Path) 
 def test_a_limit_of_zero_or_less_keeps_all_checkpoints(folder: Path, limit: int, kept: list[int]) -> None:
     trainer, saver = FakeTrainer(folder), checkpoints.CompleteCheckpoints(run_folder(folder), ALONE)
     trainer.args.save_total_limit = limit
-    saver.attach(trainer)
+    saver.attach(trainer, 10)
     trainer._save_checkpoint()
     saver._finish()
     assert {path.name for path in resume.by_age(folder)} == {f"checkpoint-{step}" for step in kept}
+
+
+def test_a_training_that_begins_anew_in_a_folder_resumes_from_its_own_checkpoints(folder: Path) -> None:
+    """As with --overwrite_output_dir: the folder has later steps of an earlier training."""
+    trainer, saver = FakeTrainer(folder), checkpoints.CompleteCheckpoints(run_folder(folder), ALONE)
+    trainer.args.save_total_limit = 2
+    saver.attach(trainer, 0)
+    trainer._save_checkpoint()
+    saver._finish()
+    checkpoint = found(folder)
+    assert checkpoint is not None and checkpoint.step == 3
+    assert [path.name for path in resume.by_age(folder)] == ["checkpoint-3", "checkpoint-10"]
+    again = checkpoints.CompleteCheckpoints(run_folder(folder), ALONE)
+    again.attach(trainer := FakeTrainer(folder), checkpoint.step)
+    trainer.state.global_step = 4
+    trainer._save_checkpoint()
+    again._finish()
+    assert [path.name for path in resume.by_age(folder)] == ["checkpoint-4", "checkpoint-3", "checkpoint-10"]
 
 
 def test_a_checkpoint_that_is_being_replaced_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same step is saved again, and the job is killed before the new checkpoint has its name."""
     folder = tmp_path / "checkpoints"
     trainer, saver = FakeTrainer(folder), checkpoints.CompleteCheckpoints(run_folder(tmp_path), ALONE)
-    saver.attach(trainer)
+    saver.attach(trainer, 0)
     rename = Path.rename
 
     def killed(path: Path, target: Path) -> Path:
@@ -307,7 +325,7 @@ def test_a_checkpoint_that_is_being_replaced_is_not_lost(tmp_path: Path, monkeyp
     monkeypatch.undo()
     checkpoint = found(folder)
     assert checkpoint is not None and checkpoint.path == folder / "checkpoint-3"
-    saver.attach(trainer)
+    saver.attach(trainer, 0)
     assert [path.name for path in folder.iterdir()] == ["checkpoint-3"]
 
 
@@ -348,7 +366,7 @@ def test_a_run_that_is_to_train_longer_is_not_finished(
     trainer = FakeTrainer(tmp_path / "checkpoints")
     vars(trainer.args).update({**usual, **before})
     saver = checkpoints.CompleteCheckpoints(run_folder(tmp_path), ALONE)
-    saver.attach(trainer)
+    saver.attach(trainer, 0)
     trainer._save_checkpoint()
     saver._finish()
     checkpoint = found(tmp_path / "checkpoints")
