@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,10 +55,11 @@ class CompleteCheckpoints(TrainerCallback):
         self.facts: dict[str, Any] = {}
         self.saved: Callable[[float, float], None] = lambda waited, took: None
 
-    def attach(self, trainer: Any, step: int) -> None:
+    def attach(self, trainer: Any, step: int, began: Sequence[str] = ()) -> None:
         """Make the trainer save through this object. Its own removal of old checkpoints also counts incomplete ones.
 
-        step   the one after which the training starts
+        step    the one after which the training starts
+        began   see resume.began_at
         """
         args = trainer.args
         self.keep, args.save_total_limit = args.save_total_limit, None
@@ -72,6 +73,7 @@ class CompleteCheckpoints(TrainerCallback):
         if str(getattr(args.save_strategy, "value", args.save_strategy)) == "best":
             trainer._determine_best_metric = _keeping_requests(trainer, trainer._determine_best_metric)
         once(self.processes, lambda: _sweep(Path(args.output_dir)))
+        self.facts["began"] = [*began]
         self.facts["generation"] = once(self.processes, lambda: resume.next_generation(Path(args.output_dir), step))
 
     def take_seconds(self) -> float:

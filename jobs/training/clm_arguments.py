@@ -145,7 +145,7 @@ def _choose_work(settings: Settings, job: Job) -> None:
     overwrite = settings.get("overwrite_output_dir") and not settings["resume_from_checkpoint"]
     if not settings["do_train"]:
         settings.derive("resume_from_checkpoint", "false", "script: nothing is trained")
-    elif overwrite and job.run.attempt_number == 1:  # a later attempt resumes what the first has saved
+    elif overwrite:  # a later attempt resumes what the first has saved: resume.began_at
         settings.derive("resume_from_checkpoint", "false", "from overwrite_output_dir")
 
 

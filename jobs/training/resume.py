@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -17,6 +18,7 @@ from training.marker import MARKER
 from training.processes import Processes, gather, once
 
 FOLDER = re.compile(r"checkpoint-(\d+)")
+NOT_AT_ALL = ("false", "no", "none")  # values of --resume_from_checkpoint
 REPLACED = ".replaced"  # ending of a checkpoint's hidden name while another one of the same step takes its place
 TRAINING_STATE = (
     *("optimizer.*", "scheduler.pt", "scaler.pt", "rng_state*", "trainer_state.json", "latest*", "zero_to_*.py"),
@@ -45,6 +47,25 @@ def find(
     named = _is_named(wanted)
     once(processes, lambda: _put_back(folder))
     candidates = once(processes, lambda: _candidates(folder, named, wanted, automatic))
+    return _first_whole(candidates, wanted if named else None, processes, verify)
+
+
+def find_own(folder: Path, began: Sequence[str], processes: Processes, verify: bool = False) -> Checkpoint | None:
+    """Return the newest checkpoint of a training that `began` like this one, in an earlier attempt. A collective.
+
+    It comes before what `find` finds: a restart must not begin there again.
+    """
+    if not began:
+        return None
+    once(processes, lambda: _put_back(folder))
+    own = once(processes, lambda: [_checked(path) for path in by_age(folder) if _began(path) == [*began]])
+    return _first_whole(own, None, processes, verify)
+
+
+def _first_whole(
+    candidates: Sequence[tuple[Checkpoint | None, str]], named: str | None, processes: Processes, verify: bool
+) -> Checkpoint | None:
+    """Return the first checkpoint without a fault. Raises JobError if a `named` one has a fault."""
     for checkpoint, fault in candidates:
         if checkpoint is not None:
             damage = _damaged_anywhere(checkpoint.path, processes) if verify else None
@@ -55,13 +76,27 @@ def find(
             fault = f"{checkpoint.path}: {damage}"
         if named:
             raise JobError(
-                f"the checkpoint {wanted!r} is incomplete",
+                f"the checkpoint {named!r} is incomplete",
                 fault,
                 "use an older checkpoint, or restore the file from a copy",
             )
         if processes.first:
             print(f"skipped {fault}", flush=True)
     return None
+
+
+def began_at(run: Path, wanted: str | None) -> list[str]:
+    """Return what tells a training of a run that begins at a named checkpoint, or at step 0; nothing for any other."""
+    if _is_named(wanted) or (wanted or "").lower() in NOT_AT_ALL:
+        return [str(run), (wanted or "") if _is_named(wanted) else "false"]
+    return []
+
+
+def _began(path: Path) -> list[str]:
+    try:
+        return list(marker.read(path).get("began", []))
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def _put_back(folder: Path) -> None:
@@ -73,7 +108,7 @@ def _put_back(folder: Path) -> None:
 
 
 def _is_named(wanted: str | None) -> bool:
-    return wanted is not None and wanted.lower() not in ("true", "yes", "false", "no", "none")
+    return wanted is not None and wanted.lower() not in ("true", "yes", *NOT_AT_ALL)
 
 
 def _candidates(folder: Path, named: bool, wanted: str | None, automatic: bool) -> list[tuple[Checkpoint | None, str]]:
@@ -85,7 +120,7 @@ def _candidates(folder: Path, named: bool, wanted: str | None, automatic: bool) 
             raise JobError(f"there is no checkpoint {wanted!r}", "no folder has that name", fix)
         return [_checked(path)]
     word = (wanted or "").lower()
-    if word in ("false", "no", "none") or (wanted is None and not automatic):
+    if word in NOT_AT_ALL or (wanted is None and not automatic):
         return []
     return [_checked(path) for path in by_age(folder)]
 

@@ -303,6 +303,36 @@ def test_a_training_that_begins_anew_in_a_folder_resumes_from_its_own_checkpoint
     assert [path.name for path in resume.by_age(folder)] == ["checkpoint-4", "checkpoint-3", "checkpoint-10"]
 
 
+@pytest.mark.parametrize("where", ["old", "false"])
+def test_a_restart_does_not_begin_again_at_a_named_checkpoint_or_at_step_0(
+    folder: Path, tmp_path: Path, where: str
+) -> None:
+    """The arguments of all attempts are the same; one that names another checkpoint begins there."""
+    mine = tmp_path / "run" / "checkpoints"
+    wanted = str(folder / "checkpoint-9") if where == "old" else where
+    other = str(folder / "checkpoint-10")
+    run = run_folder(tmp_path / "run")
+    began = resume.began_at(run.path, wanted)
+
+    def start(wanted: str) -> int:
+        own = resume.find_own(mine, resume.began_at(run.path, wanted), ALONE)
+        checkpoint = own or resume.find(mine, wanted, True, ALONE)
+        return checkpoint.step if checkpoint else 0
+
+    first = 9 if where == "old" else 0
+    assert start(wanted) == first
+    trainer, saver = FakeTrainer(mine), checkpoints.CompleteCheckpoints(run, ALONE)
+    saver.attach(trainer, first, began)
+    trainer.state.global_step = 11
+    trainer._save_checkpoint()
+    saver._finish()
+    assert start(wanted) == 11
+    assert start(other) == 10
+    assert resume.began_at(run.path, "true") == resume.began_at(run.path, None) == []
+    (mine / "checkpoint-11" / "trainer_state.json").unlink()
+    assert start(wanted) == first
+
+
 def test_a_checkpoint_that_is_being_replaced_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same step is saved again, and the job is killed before the new checkpoint has its name."""
     folder = tmp_path / "checkpoints"
