@@ -143,10 +143,14 @@ def show(report: Report) -> None:
 
 
 def value(words: Sequence[str], flag: str) -> str | None:
-    """Return the last value of a flag."""
-    found = [word.partition("=")[2] for word in words if word.startswith(f"{flag}=")]
-    found += [words[place + 1] for place, word in enumerate(words[:-1]) if word == flag]
-    return found[-1] if found else None
+    """Return the last value of a flag, written as `FLAG VALUE` or `FLAG=VALUE`."""
+    found = None
+    for word, following in itertools.zip_longest(words, words[1:]):
+        if word.startswith(f"{flag}="):
+            found = word.partition("=")[2]
+        elif word == flag and following is not None:
+            found = following
+    return found
 
 
 def number(words: Sequence[str], flag: str) -> int:

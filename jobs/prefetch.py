@@ -82,7 +82,8 @@ def parser() -> argparse.ArgumentParser:
 
 def prepare(home: Path) -> None:
     """Configure huggingface_hub to use the cache, without progress bars in logs. Call this before importing it."""
-    token = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface") / "token"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+    token = Path(os.environ.get("HF_HOME") or cache).expanduser() / "token"
     if token.is_file():
         os.environ.setdefault("HF_TOKEN_PATH", str(token))  # the token that `hf auth login` stored
     os.environ.update(HF_HOME=str(home), HF_HUB_CACHE=str(home / "hub"), HF_HUB_OFFLINE="0")
@@ -216,15 +217,25 @@ def download(wanted: Wanted, commit: str, chosen: Mapping[str, int], missing: Se
 
 def patiently(work: Any, tries: int = TRIES) -> Any:
     """Return the result of `work`. After a temporary network failure, try again with increasing pauses."""
-    from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     for number in range(tries):
         try:
             return work()
-        except (RepositoryNotFoundError, GatedRepoError, EntryNotFoundError, JobError):
-            raise
         except Exception as error:
-            status = getattr(getattr(error, "response", None), "status_code", None) or getattr(error, "code", None)
+            # if the hub does not answer, the library says that the cache does not have the file
+            local = isinstance(error, LocalEntryNotFoundError)
+            cause = (error.__cause__ if local else None) or error
+            if isinstance(cause, (RepositoryNotFoundError, GatedRepoError, JobError)):
+                raise
+            if isinstance(cause, EntryNotFoundError) and not local:
+                raise
+            status = getattr(getattr(cause, "response", None), "status_code", None) or getattr(cause, "code", None)
             if number + 1 == tries or (status is not None and status < 500 and status not in (408, 429)):
                 raise
             time.sleep(float(os.environ.get("RUNNER_RETRY_SECONDS", "1")) * 2**number)

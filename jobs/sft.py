@@ -99,10 +99,11 @@ def read_arguments(argv: Sequence[str], job: Job) -> tuple[ScriptArguments, Mode
 
 def load_rows(script_args: ScriptArguments, training_args: SFTConfig, job: Job) -> tuple[Any, Any]:
     """Return the rows for training, and those for evaluation or None."""
-    train_rows = dataset.load_on_all(script_args, script_args.dataset_train_split, job.processes)
+    beat = job.heartbeat.beat
+    train_rows = dataset.load_on_all(script_args, script_args.dataset_train_split, job.processes, beat)
     if training_args.eval_strategy == "no":
         return train_rows, None
-    return train_rows, dataset.load_on_all(script_args, script_args.dataset_test_split, job.processes)
+    return train_rows, dataset.load_on_all(script_args, script_args.dataset_test_split, job.processes, beat)
 
 
 def load_tokenizer(model_args: ModelConfig, training_args: SFTConfig, kind: str) -> PreTrainedTokenizerBase:

@@ -53,6 +53,10 @@ def tokenize(arguments: argparse.Namespace, run: RunFolder) -> Path:
     from training import models, text
     from training.token_cache import cache
 
+    workers = arguments.preprocessing_num_workers
+    if workers is not None and workers < 0:
+        fix = "leave it out: the default is one process per core"
+        raise JobError(f"--preprocessing_num_workers cannot be {workers}", "it must be 0 or more", fix)
     paths = text.named(arguments.train_file)
     if not paths:
         raise JobError(
@@ -68,7 +72,7 @@ def tokenize(arguments: argparse.Namespace, run: RunFolder) -> Path:
         run.cache,
         processes.ALONE,
         end_of_document=arguments.append_eos,
-        workers=arguments.preprocessing_num_workers,
+        workers=workers,
         rebuild=arguments.overwrite_cache,
     )
     return tokens.file.prefix

@@ -160,6 +160,9 @@ NETRC = f"machine github.com\n  login me\n  password of-github\nmachine api.wand
         ({"mine": LOGIN, "rc": NETRC}, {"HF_TOKEN_PATH": "{home}/mine", "NETRC": "{home}/rc"}, (LOGIN, KEY)),
         ({".netrc": f"machine w.org login user password {KEY}"}, {"WANDB_BASE_URL": "https://w.org:8080/x"}, ("", KEY)),
         ({".netrc": "machine api.wandb.ai login user"}, {}, ("", "")),
+        # Windows line endings
+        ({".cache/huggingface/token": f"{LOGIN}\r\n", ".netrc": f"machine api.wandb.ai\r\n  password {KEY}\r\n"}, {},
+         (LOGIN, KEY)),
         ({}, {}, ("", "")),
         # a variable that is set, even to nothing, keeps its value
         ({".cache/huggingface/token": LOGIN, ".netrc": NETRC}, {"HF_TOKEN": "", "WANDB_API_KEY": "of-the-shell"},

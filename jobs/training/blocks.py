@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset, Subset, get_worker_info
 
 from training import text
 from training.errors import JobError
-from training.processes import once
+from training.processes import once_slowly
 from training.text import Text
 from training.token_cache import cache
 
@@ -32,7 +32,7 @@ def prepare(
     job: Job,
 ) -> tuple[Any, Any]:
     """Return the blocks to train on and those to evaluate on; None for what is not asked for."""
-    train, held_out = text.find(data, model, training, job.processes)
+    train, held_out = text.find(data, model, training, job.processes, job.heartbeat.beat)
     most = (data.max_train_samples, data.max_eval_samples)
     if data.streaming:
         streams = [
@@ -58,7 +58,8 @@ def _tokens(data: DataArguments, found: Text, tokenizer: PreTrainedTokenizerBase
     if found.files:
         corpus = cache.Corpus(found.files, found.column, data.keep_linebreaks)
     else:
-        corpus = once(job.processes, lambda: cache.of_rows(found.rows, found.column, folder))
+        rows, column = found.rows, found.column  # of a share of the rows, a copy is written, which takes time
+        corpus = once_slowly(job.processes, lambda: cache.of_rows(rows, column, folder), job.heartbeat.beat)
     return cache.open_tokens(
         corpus,
         tokenizer,
@@ -118,7 +119,9 @@ class Stream(IterableDataset[dict[str, torch.Tensor]]):
     def _tokenized(self) -> Iterator[Any]:
         """Yield the token ids of some documents at a time, int64."""
         for batch in self.found.rows.iter(batch_size=DOCUMENTS_AT_ONCE):
-            words = [document for document in batch[self.found.column] if document]
+            words = [document for document in batch[self.found.column] if document is not None]
             if words:
                 found = self.tokenizer(words, return_attention_mask=False, verbose=False)["input_ids"]
-                yield numpy.concatenate([numpy.asarray([*ids, *self.end], dtype=numpy.int64) for ids in found])
+                # as in the cache: an empty document has no end token, but some tokenizers begin it with one of theirs
+                whole = [[*ids, *self.end] if len(ids) else [] for ids in found]
+                yield numpy.concatenate([numpy.asarray(ids, dtype=numpy.int64) for ids in whole])

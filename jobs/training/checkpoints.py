@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,16 +55,26 @@ class CompleteCheckpoints(TrainerCallback):
         self.facts: dict[str, Any] = {}
         self.saved: Callable[[float, float], None] = lambda waited, took: None
 
-    def attach(self, trainer: Any) -> None:
-        """Make the trainer save through this object. Its own removal of old checkpoints also counts incomplete ones."""
+    def attach(self, trainer: Any, step: int, began: Sequence[str] = ()) -> None:
+        """Make the trainer save through this object. Its own removal of old checkpoints also counts incomplete ones.
+
+        step    the one after which the training starts
+        began   see resume.began_at
+        """
         args = trainer.args
         self.keep, args.save_total_limit = args.save_total_limit, None
         sequences = args.per_device_train_batch_size * args.gradient_accumulation_steps * self.processes.world_size
         stage = deepspeed.stage_of(args)
+        epochs = 0.0 if args.max_steps > 0 else float(args.num_train_epochs)
         self.facts = {"world_size": self.processes.world_size, "zero_stage": stage, "sequences": sequences}
+        self.facts["epochs"] = epochs
         self.trainer, write = trainer, trainer._save_checkpoint
         trainer._save_checkpoint = lambda *arguments, **named: self._save(trainer, write, *arguments, **named)
+        if str(getattr(args.save_strategy, "value", args.save_strategy)) == "best":
+            trainer._determine_best_metric = _keeping_requests(trainer, trainer._determine_best_metric)
         once(self.processes, lambda: _sweep(Path(args.output_dir)))
+        self.facts["began"] = [*began]
+        self.facts["generation"] = once(self.processes, lambda: resume.next_generation(Path(args.output_dir), step))
 
     def take_seconds(self) -> float:
         """Return the seconds that the training has waited for checkpoints since the last call."""
@@ -85,6 +95,8 @@ class CompleteCheckpoints(TrainerCallback):
         processes = self.processes
         sizes = files.sizes(partial / path.name)
         mine = marker.share(sizes, processes.rank, processes.world_size, processes.local_world_size)
+        if getattr(state, "best_global_step", None) == state.global_step:
+            state.best_model_checkpoint = str(partial / path.name)
         best = state.best_model_checkpoint
         if best and Path(best).parent == partial:  # the trainer noted where it wrote it
             best = state.best_model_checkpoint = str(output / Path(best).name)
@@ -133,6 +145,8 @@ class CompleteCheckpoints(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         control.should_log = control.should_log or control.should_save
+        if control.should_training_stop or state.global_step >= state.max_steps:
+            self._finish()  # with `--save_strategy best`, the last step may save nothing, and the best is loaded next
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -187,6 +201,24 @@ class CompleteCheckpoints(TrainerCallback):
         times = {"checkpoint_seconds": round(seconds, 3), "checkpoint_wait_seconds": round(waited, 3)}
         records.append(self.run.metrics, {**entry, **times, "time": round(time.time(), 3)})
         self.saved(waited, seconds)
+
+
+def _keeping_requests(trainer: Any, is_better: Callable[..., bool]) -> Callable[..., bool]:
+    """Wrap what `--save_strategy best` asks after an evaluation: whether to save.
+
+    The answer replaces what the callbacks have asked for: a save by wall time, or at the end. transformers before 5
+    does not note the step of the best model, and `--save_total_limit` would remove it for a newer one.
+    Source: transformers 4.57 and 5.23, Trainer._maybe_log_save_evaluate and _determine_best_metric.
+    """
+
+    def answer(*arguments: Any, **named: Any) -> bool:
+        requested = bool(trainer.control.should_save)
+        better = is_better(*arguments, **named)
+        if better:
+            trainer.state.best_global_step = trainer.state.global_step
+        return better or requested
+
+    return answer
 
 
 def remove_old(folder: Path, keep: int, best: str | None = None) -> None:

@@ -145,7 +145,7 @@ def _choose_work(settings: Settings, job: Job) -> None:
     overwrite = settings.get("overwrite_output_dir") and not settings["resume_from_checkpoint"]
     if not settings["do_train"]:
         settings.derive("resume_from_checkpoint", "false", "script: nothing is trained")
-    elif overwrite and job.run.attempt_number == 1:  # a later attempt resumes what the first has saved
+    elif overwrite:  # a later attempt resumes what the first has saved: resume.began_at
         settings.derive("resume_from_checkpoint", "false", "from overwrite_output_dir")
 
 
@@ -213,10 +213,15 @@ def _refuse_contradictions(settings: Settings) -> None:
     for file in files:
         _check_file(file)
     for key, low, high in (
-        ("validation_split_percentage", 0.01, 99.99), ("data_percentage", 0.01, 100), ("block_size", 2, 1 << 30)
-    ):  # fmt: skip
-        if settings[key] is not None and not low <= settings[key] <= high:
-            limits = f"it must be from {low:g} to {high:g}"
+        ("validation_split_percentage", 0.01, 99.99),
+        ("data_percentage", 0.01, 100),
+        ("block_size", 2, 1 << 30),
+        ("max_train_samples", 1, None),
+        ("max_eval_samples", 1, None),
+        ("preprocessing_num_workers", 0, None),
+    ):
+        if settings[key] is not None and (settings[key] < low or (high and settings[key] > high)):
+            limits = f"it must be from {low:g} to {high:g}" if high else f"it must be {low} or more"
             raise JobError(f"--{key} cannot be {settings[key]:g}", limits, f"--{key} 10")
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.errors import JobError, near_miss
 from training.models import is_offline
-from training.processes import Processes, once
+from training.processes import Processes, Result, once_slowly
 
 if TYPE_CHECKING:
     from trl import ScriptArguments
@@ -17,17 +17,26 @@ if TYPE_CHECKING:
 READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv", ".txt": "text"}
 
 
-def load_on_all(script_args: ScriptArguments, split: str, processes: Processes) -> Any:
+def load_on_all(script_args: ScriptArguments, split: str, processes: Processes, beat: Callable[[], None]) -> Any:
     """Return a split on each rank; rank 0 loads it first, so that the others find its cache."""
     streaming = script_args.dataset_streaming
     arguments = (script_args.dataset_name, script_args.dataset_config, split, streaming)
+    return load(*arguments) if streaming else first_on_rank_0(lambda: load(*arguments), processes, beat)
+
+
+def first_on_rank_0(load: Callable[[], Result], processes: Processes, beat: Callable[[], None]) -> Result:
+    """Return on each rank what `load` returns; the others call it when rank 0 has filled the cache.
+
+    A download can take longer than a collective may wait, or the batch script, which takes it for a hang.
+    """
+    if processes.world_size == 1:
+        return once_slowly(processes, load, beat)
 
     def fill_cache() -> None:
-        load(*arguments)
+        load()
 
-    if processes.world_size > 1 and not streaming:
-        once(processes, fill_cache)
-    return load(*arguments)
+    once_slowly(processes, fill_cache, beat)
+    return load()
 
 
 def load(name: str, config: str | None, split: str, streaming: bool = False) -> Any:

@@ -48,6 +48,8 @@ ARGUMENTS = {
     "scheduler.params.warmup_num_steps": "warmup_steps",
 }
 BATCH = tuple(ARGUMENTS)[:3]
+# Types of a section whose params are the ARGUMENTS above.
+TYPES = {"optimizer": ("adam", "adamw"), "scheduler": ("warmuplr", "warmupdecaylr")}
 EXCLUDED = {
     "gradient_accumulation_steps": "global_batch_size",
     "global_batch_size": "gradient_accumulation_steps",
@@ -103,7 +105,8 @@ def settle(settings: Settings, batch: Batch, run: RunFolder) -> tuple[str, ...]:
     """Replace a preset's name by the path of the file; `none` turns DeepSpeed off. Return notes for the user.
 
     A section activation_checkpointing turns on the trainer's own. Keys of DROPPED are left out of a copy in the
-    attempt's folder.
+    attempt's folder, which gets the keys of arguments that the user has given and that the file leaves out: the trainer
+    passes an argument on only where the file says "auto".
     """
     name = settings.get("deepspeed")
     if not name or str(name).lower() == "none":
@@ -129,14 +132,36 @@ def settle(settings: Settings, batch: Batch, run: RunFolder) -> tuple[str, ...]:
         if value_of(config, key) and (not key.startswith("zero") or stage(config) == 3)
     ]
     dropped = [key for key in DROPPED if value_of(config, key)]
-    source = settings.sources["deepspeed"]
+    source, used = settings.sources["deepspeed"], dict(config)
     if dropped:
         notes += [f"{path.name}: {key} is ignored: {DROPPED[key]}" for key in dropped]
         kept = {key: value for key, value in config["checkpoint"].items() if f"checkpoint.{key}" not in dropped}
+        used["checkpoint"] = kept
+    used = _with_arguments(used, settings)
+    if "gradient_clipping" not in config:
+        norm = settings["max_grad_norm"]
+        if settings.given("max_grad_norm"):
+            used["gradient_clipping"] = norm
+        elif norm != default_clipping():
+            usual = f"clipped to {default_clipping():g}" if default_clipping() else "not clipped"
+            why = "it does not set gradient_clipping, and that is the default of this DeepSpeed"
+            notes.append(
+                f"{path.name}: gradients are {usual}: {why}; to clip them to {norm:g}: --max_grad_norm {norm:g}"
+            )
+    if used != config:
         path = run.attempt / "deepspeed.json"
-        files.write_json(path, {**config, "checkpoint": kept})
+        files.write_json(path, used)
     settings.derive("deepspeed", str(path), f"{source} {name!r}" if str(path) != name else source)
     return tuple(notes)
+
+
+def default_clipping() -> float:
+    """Return to which norm DeepSpeed clips gradients if its file does not say: 1 in new versions; 0: not at all."""
+    try:
+        from deepspeed.runtime.constants import GRADIENT_CLIPPING_DEFAULT
+    except ImportError:  # another DeepSpeed, or none
+        return 0.0
+    return float(GRADIENT_CLIPPING_DEFAULT)
 
 
 def presets() -> tuple[str, ...]:
@@ -244,6 +269,17 @@ def skip_unbuilt_shm_comm() -> None:
     name = "deepspeed_shm_comm"
     if get_accelerator().device_name() == "cpu" and not installed_ops.get(name):
         ops.__compatible_ops__[name] = False
+
+
+def _with_arguments(config: dict[str, Any], settings: Settings) -> dict[str, Any]:
+    """Return the configuration with "auto" for params of its optimizer or scheduler that only an argument sets."""
+    for key, argument in ARGUMENTS.items():
+        section, *names = key.split(".")
+        fits = str(value_of(config, f"{section}.type")).lower() in TYPES.get(section, ())
+        if fits and settings.given(argument) and value_of(config, key) is None:
+            table = config[section]
+            config = {**config, section: {**table, "params": {**(table.get("params") or {}), names[1]: "auto"}}}
+    return config
 
 
 def _refuse_another(path: Path, key: str, value: Any, argument: str, given: Any) -> None:

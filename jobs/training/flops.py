@@ -62,6 +62,10 @@ PEAKS = (
 # fmt: on
 
 
+# Kinds of layers in `layer_types` that multiply no pairs of tokens. Source: transformers 5.23, configuration_utils.py.
+NO_ATTENTION = ("linear_attention", "mamba", "conv", "moe")
+
+
 def find_peak(name: str) -> Peak | None:
     """Return the peak of a GPU by the name that torch gives it; None if it is not known."""
     words = name.replace("-", " ").lower().split()
@@ -133,8 +137,7 @@ def of_model(model: Any) -> Cost:
             trained += count
         else:
             frozen += count
-    layers, heads = config.num_hidden_layers, config.num_attention_heads
-    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+    layers, width = _attention_layers(config), _attention_width(config)
     sliding, window = _sliding_layers(config)
     return Cost(trained, frozen, (layers - sliding) * width, sliding * width, window)
 
@@ -168,6 +171,24 @@ def active_share(config: Any) -> float:
     experts = first("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
     chosen = first("num_experts_per_tok", "num_experts_per_token", "moe_k")
     return chosen / experts if experts and chosen else 1.0
+
+
+def _attention_layers(config: Any) -> int:
+    """Return how many layers have attention; linear attention costs a token nothing that grows with the length."""
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    return sum(kind not in NO_ATTENTION for kind in kinds)
+
+
+def _attention_width(config: Any) -> int:
+    """Return the heads times the mean of the dimensions of queries and of values, which differ in DeepSeek's models.
+
+    There, transformers' `head_dim` is that of the rotary part alone.
+    """
+    heads = config.num_attention_heads
+    query, values = getattr(config, "qk_nope_head_dim", None), getattr(config, "v_head_dim", None)
+    if query and values:
+        return int(heads * (query + config.qk_rope_head_dim + values) // 2)
+    return int(heads * (getattr(config, "head_dim", None) or config.hidden_size // heads))
 
 
 def _sliding_layers(config: Any) -> tuple[int, int | None]:

@@ -128,7 +128,7 @@ def fit(inputs: Sequence[Any], prompts: Sequence[Prompt], config: Any, new_token
 def read_file(path: Path) -> list[Prompt]:
     """Return the prompts of a file: a line each, or with .jsonl an object with `prompt` or `messages` each."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # splitlines also cuts at U+2028, inside a text
     except (OSError, UnicodeDecodeError) as error:
         raise JobError(
             f"cannot read the prompts in {str(path)!r}", str(error), "give a text file, or a .jsonl file"

@@ -44,6 +44,7 @@ class Job:
     settings, options, batch  all arguments with their sources, those of runner, and the batch of a step, once
                      arguments.py has read them
     metrics, stop, saver   the other callbacks, once `callbacks` has made them
+    began            where --resume_from_checkpoint lets the training begin (resume.began_at)
     """
 
     script: str
@@ -57,6 +58,7 @@ class Job:
     metrics: Metrics = field(init=False)
     stop: SaveAndExit = field(init=False)
     saver: CompleteCheckpoints = field(init=False)
+    began: list[str] = field(default_factory=list)
 
     def training_arguments(self, config_type: type) -> Any:
         """Return the training arguments; making them starts the process group. All settings go to settings.json."""
@@ -91,7 +93,12 @@ class Job:
         """Return the checkpoint to resume from, ready for this number of processes, or None. A collective."""
         wanted, config.resume_from_checkpoint = config.resume_from_checkpoint, None
         folder, automatic = Path(config.output_dir), not self.run.by_hand
-        checkpoint = resume.find(folder, wanted, automatic, self.processes, self.options.verify_checkpoint)
+        self.began = resume.began_at(self.run.path, wanted)
+        before = self.began if automatic and self.run.attempt_number > 1 else []
+        verify = self.options.verify_checkpoint
+        checkpoint = resume.find_own(folder, before, self.processes, verify) or resume.find(
+            folder, wanted, automatic, self.processes, verify
+        )
         if checkpoint is not None:
             from training import universal
 
@@ -132,7 +139,7 @@ class Job:
             from training import same_model
 
             same_model.check(checkpoint.path, trainer.model)
-        self.saver.attach(trainer)
+        self.saver.attach(trainer, checkpoint.step if checkpoint else 0, self.began)
         if not run_module.probing():
             self.metrics.attach(trainer, self.options.peak_flops, self.saver.take_seconds)
         if self.processes.first:

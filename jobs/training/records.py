@@ -72,8 +72,10 @@ def summarise(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "seconds": round(seconds, 3),
         "attempts": max(entry["attempt"] for entry in entries),
     }
-    shares = [(entry["mfu"], entry["tokens"]) for entry in entries if entry.get("mfu") is not None]
-    if shares:
-        weight = sum(count for _, count in shares)
-        found["mfu"] = round(sum(mfu * count for mfu, count in shares) / max(weight, 1), 4)
+    # by time, as tokens_per_second: of two entries with as many tokens, the slower one counts for longer
+    measured = [entry for entry in entries if entry.get("mfu") is not None and entry["tokens_per_second"]]
+    if measured:
+        times = [entry["tokens"] / entry["tokens_per_second"] for entry in measured]
+        done = sum(entry["mfu"] * time for entry, time in zip(measured, times, strict=True))
+        found["mfu"] = round(done / sum(times), 4) if sum(times) else None
     return found

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -17,6 +18,7 @@ from training.marker import MARKER
 from training.processes import Processes, gather, once
 
 FOLDER = re.compile(r"checkpoint-(\d+)")
+NOT_AT_ALL = ("false", "no", "none")  # values of --resume_from_checkpoint
 REPLACED = ".replaced"  # ending of a checkpoint's hidden name while another one of the same step takes its place
 TRAINING_STATE = (
     *("optimizer.*", "scheduler.pt", "scaler.pt", "rng_state*", "trainer_state.json", "latest*", "zero_to_*.py"),
@@ -31,6 +33,7 @@ class Checkpoint:
     world_size: int
     zero_stage: int | None = None  # None without DeepSpeed
     sequences: int | None = None  # per step, over all processes
+    epochs: float | None = None  # --num_train_epochs, 0 with --max_steps; None in older checkpoints
 
 
 def find(
@@ -44,6 +47,25 @@ def find(
     named = _is_named(wanted)
     once(processes, lambda: _put_back(folder))
     candidates = once(processes, lambda: _candidates(folder, named, wanted, automatic))
+    return _first_whole(candidates, wanted if named else None, processes, verify)
+
+
+def find_own(folder: Path, began: Sequence[str], processes: Processes, verify: bool = False) -> Checkpoint | None:
+    """Return the newest checkpoint of a training that `began` like this one, in an earlier attempt. A collective.
+
+    It comes before what `find` finds: a restart must not begin there again.
+    """
+    if not began:
+        return None
+    once(processes, lambda: _put_back(folder))
+    own = once(processes, lambda: [_checked(path) for path in by_age(folder) if _began(path) == [*began]])
+    return _first_whole(own, None, processes, verify)
+
+
+def _first_whole(
+    candidates: Sequence[tuple[Checkpoint | None, str]], named: str | None, processes: Processes, verify: bool
+) -> Checkpoint | None:
+    """Return the first checkpoint without a fault. Raises JobError if a `named` one has a fault."""
     for checkpoint, fault in candidates:
         if checkpoint is not None:
             damage = _damaged_anywhere(checkpoint.path, processes) if verify else None
@@ -54,13 +76,27 @@ def find(
             fault = f"{checkpoint.path}: {damage}"
         if named:
             raise JobError(
-                f"the checkpoint {wanted!r} is incomplete",
+                f"the checkpoint {named!r} is incomplete",
                 fault,
                 "use an older checkpoint, or restore the file from a copy",
             )
         if processes.first:
             print(f"skipped {fault}", flush=True)
     return None
+
+
+def began_at(run: Path, wanted: str | None) -> list[str]:
+    """Return what tells a training of a run that begins at a named checkpoint, or at step 0; nothing for any other."""
+    if _is_named(wanted) or (wanted or "").lower() in NOT_AT_ALL:
+        return [str(run), (wanted or "") if _is_named(wanted) else "false"]
+    return []
+
+
+def _began(path: Path) -> list[str]:
+    try:
+        return list(marker.read(path).get("began", []))
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def _put_back(folder: Path) -> None:
@@ -72,7 +108,7 @@ def _put_back(folder: Path) -> None:
 
 
 def _is_named(wanted: str | None) -> bool:
-    return wanted is not None and wanted.lower() not in ("true", "yes", "false", "no", "none")
+    return wanted is not None and wanted.lower() not in ("true", "yes", *NOT_AT_ALL)
 
 
 def _candidates(folder: Path, named: bool, wanted: str | None, automatic: bool) -> list[tuple[Checkpoint | None, str]]:
@@ -84,7 +120,7 @@ def _candidates(folder: Path, named: bool, wanted: str | None, automatic: bool) 
             raise JobError(f"there is no checkpoint {wanted!r}", "no folder has that name", fix)
         return [_checked(path)]
     word = (wanted or "").lower()
-    if word in ("false", "no", "none") or (wanted is None and not automatic):
+    if word in NOT_AT_ALL or (wanted is None and not automatic):
         return []
     return [_checked(path) for path in by_age(folder)]
 
@@ -95,16 +131,40 @@ def _checked(path: Path) -> tuple[Checkpoint | None, str]:
 
 
 def by_age(folder: Path) -> list[Path]:
-    """Return the folders `checkpoint-N`, highest step first."""
+    """Return the folders `checkpoint-N`, newest first: of the training that began last, the highest step."""
+    steps = _steps(folder)
+    return sorted(steps, key=lambda path: (-_generation(path), -steps[path]))
+
+
+def next_generation(folder: Path, step: int) -> int:
+    """Return the generation of checkpoints that follow this step: a new one if the folder has later steps already.
+
+    Those are of another training, which began earlier: with --overwrite_output_dir, or where an older checkpoint was
+    named. Without generations, the next start would resume there, and --save_total_limit remove the new checkpoints.
+    """
+    steps = _steps(folder)
+    newest = max(map(_generation, steps), default=0)
+    return newest + any(later > step and _generation(path) == newest for path, later in steps.items())
+
+
+def _steps(folder: Path) -> dict[Path, int]:
     found = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
-    steps = {path: int(match[1]) for path in found if (match := FOLDER.fullmatch(path.name))}
-    return sorted(steps, key=lambda path: -steps[path])
+    return {path: int(match[1]) for path in found if (match := FOLDER.fullmatch(path.name))}
+
+
+def _generation(path: Path) -> int:
+    """Return what complete.json says; 0 for an incomplete checkpoint, and for one of an older version."""
+    try:
+        return int(marker.read(path).get("generation", 0))
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
 
 
 def load(path: Path) -> Checkpoint:
     """Return what complete.json says."""
     facts = marker.read(path)
-    return Checkpoint(path, facts["step"], facts["world_size"], facts.get("zero_stage"), facts.get("sequences"))
+    optional = (facts.get(key) for key in ("zero_stage", "sequences", "epochs"))
+    return Checkpoint(path, facts["step"], facts["world_size"], *optional)
 
 
 def _damaged_anywhere(path: Path, processes: Processes) -> str | None:
@@ -120,7 +180,10 @@ def is_finished(checkpoint: Checkpoint | None, config: Any) -> bool:
     if config.max_steps > 0:
         return bool(checkpoint.step >= config.max_steps)
     state = json.loads((checkpoint.path / "trainer_state.json").read_text(encoding="utf-8"))
-    same_epochs = state.get("num_train_epochs") == math.ceil(config.num_train_epochs)
+    if checkpoint.epochs is None:
+        same_epochs = state.get("num_train_epochs") == math.ceil(config.num_train_epochs)
+    else:  # the trainer's state has the epochs rounded up, so that 0.5 and 1 look the same
+        same_epochs = checkpoint.epochs == config.num_train_epochs
     return bool(same_epochs and checkpoint.step >= state.get("max_steps", checkpoint.step + 1))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -107,24 +108,23 @@ def explained(rows: Any, name: str, config: Any) -> Iterator[None]:
         ) from error
 
 
-def check_prepared(trainer: Any, name: str, count: int | None) -> str:
-    """Return a note on rows that were cut, or nothing, once TRL has prepared the rows; `count`: rows before that.
+def check_prepared(trainer: Any, name: str, count: int | None, tokenized: bool = False) -> str:
+    """Return a note on rows that were cut, or nothing, once TRL has prepared the rows.
 
-    Raises JobError if tokens do not fit the model, or no label is left to learn from.
+    count       rows before that
+    tokenized   the rows were given as tokens, perhaps of another tokenizer
+    Raises JobError if tokens do not fit the model, or no label is left to learn from. Those of a stream are checked
+    batch by batch.
     """
     import pyarrow.compute as compute
 
     config = trainer.model.config.get_text_config()
     tokens, vocabulary = len(trainer.processing_class), config.vocab_size
-    largest = _largest_token(trainer) if tokens > vocabulary else 0  # Gemma 3 has a token that no text contains
-    if largest >= vocabulary:
-        raise JobError(
-            f"the rows have the token {largest}, but the model's vocabulary has {vocabulary} tokens",
-            f"the tokenizer has {tokens}; perhaps it belongs to another model",
-            "use the model's own tokenizer; to add the tokens to the model: --chat_template_path MODEL",
-        )
+    if tokens > vocabulary or tokenized:  # Gemma 3 has a token that no text contains
+        _refuse_beyond(vocabulary, tokens, _largest_token(trainer))
     rows, length = trainer.train_dataset, trainer.args.max_length
     if not hasattr(rows, "__len__"):
+        trainer.data_collator = partial(_collate, trainer.data_collator, vocabulary, tokens)
         return ""
     if len(rows) == 0 or not _learns(trainer.data_collator, rows):
         raise JobError(
@@ -142,6 +142,24 @@ def check_prepared(trainer: Any, name: str, count: int | None) -> str:
             f"--max_length {positions}",
         )
     return _cut_note(trainer.args, lengths, len(rows), count)
+
+
+def _collate(collate: Any, vocabulary: int, tokens: int, rows: Any) -> Any:
+    """Return the batch of some rows. Raises JobError for a token that the model does not have."""
+    batch = collate(rows)
+    ids = batch.get("input_ids")
+    if ids is not None and ids.numel():
+        _refuse_beyond(vocabulary, tokens, int(ids.max()))
+    return batch
+
+
+def _refuse_beyond(vocabulary: int, tokens: int, largest: int) -> None:
+    if largest >= vocabulary:
+        raise JobError(
+            f"the rows have the token {largest}, but the model's vocabulary has {vocabulary} tokens",
+            f"the tokenizer has {tokens}; perhaps it, or that of the rows, belongs to another model",
+            "use the model's own tokenizer; to add the tokens to the model: --chat_template_path MODEL",
+        )
 
 
 def _largest_token(trainer: Any) -> int:

@@ -129,7 +129,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Settings:
     config = _read_config(config_path, parser) if config_path else {}
     for action in parser._actions:
         if action.dest in config:
-            action.default, action.required = config[action.dest], False
+            action.default, action.required = _value_of(config[action.dest], action, config_path), False
     namespace, unknown = parser.parse_known_args(words)
     if unknown:
         known = [option for action in parser._actions for option in action.option_strings]
@@ -147,6 +147,30 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Settings:
     sources.update({name: f"config {config_path}" for name in config if name in values})
     sources.update({name: "command line" for name in given if name in values})
     return Settings(values, sources)
+
+
+def _value_of(value: Any, action: argparse.Action, config_path: str) -> Any:
+    """Return the value of a config as the command line would give it; argparse checks only what is typed there."""
+    if isinstance(value, str) and action.nargs in ("*", "+"):
+        value = [value]
+    choices = list(action.choices or ())
+    if value is False and "no" in choices:  # YAML reads `no` as false
+        value = "no"
+    if action.type is int and isinstance(value, float) and value.is_integer():
+        value = int(value)
+    several = value if isinstance(value, list) else [value]
+    wrong: list[Any] = []
+    if choices:
+        wrong, limits = [each for each in several if each is not None and each not in choices], "one of "
+    elif action.type is int:
+        wrong, limits = [each for each in several if isinstance(each, (bool, float))], "a whole number"
+    if wrong:
+        raise JobError(
+            f"{config_path}: {action.dest} cannot be {wrong[0]!r}{near_miss(str(wrong[0]), map(str, choices))}",
+            f"it must be {limits}{', '.join(map(str, choices))}",
+            "fix that line",
+        )
+    return value
 
 
 def _read_config(name: str, parser: argparse.ArgumentParser) -> dict[str, Any]:

@@ -35,7 +35,8 @@ class SFTTrainer(trl.SFTTrainer):
         with rows.explained(given, dataset_name, arguments["args"]):
             super().__init__(**arguments)
         self.plain_loss = is_plain(loss_path, self.model, self.args)
-        note = rows.check_prepared(self, dataset_name, count)
+        tokenized = "input_ids" in (getattr(given, "column_names", None) or ())
+        note = rows.check_prepared(self, dataset_name, count, tokenized)
         if note and self.is_world_process_zero():
             print(f"note: {note}", flush=True)
 

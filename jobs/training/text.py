@@ -5,16 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
-import lzma
-import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training import dataset
 from training.errors import JobError, near_miss
-from training.processes import Processes, once
+from training.processes import Processes
 from training.token_cache import documents
 
 if TYPE_CHECKING:
@@ -34,12 +32,16 @@ class Text:
 
 
 def find(
-    data: DataArguments, model: ModelArguments, training: TrainingArguments, processes: Processes
+    data: DataArguments,
+    model: ModelArguments,
+    training: TrainingArguments,
+    processes: Processes,
+    beat: Callable[[], None],
 ) -> tuple[Text | None, Text | None]:
     """Return the text to train on, and the text to evaluate on unless it is a share of the first."""
     name = data.dataset_name
     if data.streaming or (name and not Path(name).is_file()):
-        texts = _of_datasets(data, model, processes)
+        texts = _of_datasets(data, _loaded(data, model, processes, beat))
     else:
         texts = _of_files(data)
     train, held_out = texts.get("train"), texts.get("validation")
@@ -66,9 +68,12 @@ def _of_files(data: DataArguments) -> dict[str, Text]:
 
 
 def named(name: str) -> tuple[Path, ...]:
-    """Return the files of a name that may contain `*`, sorted by name."""
+    """Return the files of a name that may contain `*`, also in the names of folders, sorted by name."""
     path = Path(name)
-    return tuple(sorted(path.parent.glob(path.name))) if "*" in path.name else (path,)
+    first = next((number for number, part in enumerate(path.parts) if "*" in part), None)
+    if first is None:
+        return (path,)
+    return tuple(sorted(Path(*path.parts[:first]).glob(str(Path(*path.parts[first:])))))
 
 
 def first_row(path: Path) -> Mapping[str, Any]:
@@ -79,11 +84,16 @@ def first_row(path: Path) -> Mapping[str, Any]:
     if kind == ".parquet":
         from pyarrow import parquet
 
-        return _texts_of(parquet.read_schema(path))
+        with documents.whole(path):
+            return _texts_of(parquet.read_schema(path))
     if kind == ".arrow":
         import pyarrow
 
-        with pyarrow.memory_map(str(path)) as source, pyarrow.ipc.open_stream(source) as stream:
+        with (
+            documents.whole(path),
+            pyarrow.memory_map(str(path)) as source,
+            pyarrow.ipc.open_stream(source) as stream,
+        ):
             return _texts_of(stream.schema)
     try:
         with io.TextIOWrapper(documents.opened(path), encoding="utf-8") as file:
@@ -94,7 +104,7 @@ def first_row(path: Path) -> Mapping[str, Any]:
             row = json.loads(start if not start.lstrip().startswith("[") else start + file.read())
     except UnicodeDecodeError as error:
         raise dataset.not_utf8(str(path), error) from error
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+    except documents.DAMAGED as error:
         raise JobError(
             f"cannot read {str(path)!r}", str(error), "check that the file is complete, and how it was compressed"
         ) from error
@@ -110,12 +120,18 @@ def _texts_of(schema: Any) -> Mapping[str, Any]:
     return {field.name: "" if str(field.type).endswith("string") else None for field in schema}
 
 
-def _of_datasets(data: DataArguments, model: ModelArguments, processes: Processes) -> dict[str, Text]:
+def _loaded(
+    data: DataArguments, model: ModelArguments, processes: Processes, beat: Callable[[], None]
+) -> Mapping[str, Any]:
     """Return the splits of a dataset of the hub or a folder, or streams of files; rank 0 fills the cache first."""
-    if processes.world_size > 1 and not data.streaming:
-        once(processes, lambda: _load(data, model) and None)
+    if data.streaming:
+        return _load(data, model)
+    return dataset.first_on_rank_0(lambda: _load(data, model), processes, beat)
+
+
+def _of_datasets(data: DataArguments, splits: Mapping[str, Any]) -> dict[str, Text]:
     found = {}
-    for split, rows in _load(data, model).items():
+    for split, rows in splits.items():
         if split in ("train", "validation"):
             name = data.dataset_name or (data.train_file if split == "train" else data.validation_file) or ""
             first = next(iter(rows), None)

@@ -61,6 +61,9 @@ def corpus(tmp_path: Path) -> Path:
             "--validation_split_percentage cannot be 100",
         ),
         ([*SCRATCH, "--train_file={corpus}", "--block_size=1"], "--block_size cannot be 1"),
+        ([*SCRATCH, "--train_file={corpus}", "--max_train_samples=0"], "--max_train_samples cannot be 0"),
+        ([*SCRATCH, "--train_file={corpus}", "--max_eval_samples=-1"], "--max_eval_samples cannot be -1"),
+        ([*SCRATCH, "--train_file={corpus}", "--preprocessing_num_workers=-1"], "--preprocessing_num_workers cannot"),
         ([*SCRATCH, "--train_file={corpus}", "--block_size=2000"], "--block_size 2000 is more than the model supports"),
         ([*SCRATCH, "--train_file={corpus}", "--global_batch_size=7"], "7 sequences cannot be split evenly"),
         ([*SCRATCH, "--train_file={corpus}", "--config_overrides=n_emb=8"], "--config_overrides n_emb=8"),
@@ -99,10 +102,11 @@ def test_an_evaluation_alone_trains_nothing_and_takes_no_checkpoint(corpus: Path
     assert (settings["do_train"], settings["deepspeed"], settings["resume_from_checkpoint"]) == (False, None, "false")
 
 
-def test_a_restart_resumes_even_where_the_first_start_was_to_overwrite(corpus: Path) -> None:
+def test_a_restart_of_a_run_that_overwrites_takes_no_checkpoint_of_another(corpus: Path) -> None:
     words = (*SCRATCH, f"--train_file={corpus}", "--overwrite_output_dir")
     assert read(corpus.parent, *words)["resume_from_checkpoint"] == "false"
-    assert read(corpus.parent, *words, attempt=2)["resume_from_checkpoint"] is None
+    # resume.find_own comes first: it finds what the first start has saved, and nothing that was there before
+    assert read(corpus.parent, *words, attempt=2)["resume_from_checkpoint"] == "false"
 
 
 def test_a_variable_named_for_it_has_the_last_word(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,6 +207,17 @@ def test_the_first_row_is_seen_in_every_kind_of_file(tmp_path: Path) -> None:
         row = text.first_row(path)
         assert isinstance(row["text" if path.suffix == ".txt" else "body"], str), path
         assert not isinstance(row.get("n"), str) or path.suffix == ".csv", path
+
+
+def test_a_pattern_matches_files_in_several_folders(tmp_path: Path) -> None:
+    for name in ("b/2.txt", "a/1.txt", "a[1]/3.txt", "c.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x\n")
+    found = [path.relative_to(tmp_path).as_posix() for path in text.named(f"{tmp_path}/*/*.txt")]
+    assert found == ["a/1.txt", "a[1]/3.txt", "b/2.txt"]
+    assert text.named(f"{tmp_path}/*/1.txt") == (tmp_path / "a/1.txt",)
+    assert text.named(f"{tmp_path}/a[1]/*.txt") == (tmp_path / "a[1]/3.txt",)
+    assert text.named("c.txt") == (Path("c.txt"),)
 
 
 def test_a_compressed_file_is_not_streamed() -> None:

@@ -2,15 +2,18 @@
 
 import dataclasses
 import json
+import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.training
 
-from training import dataset, demo, rows  # noqa: E402
+from training import dataset, demo, processes, rows, text  # noqa: E402
 from training.errors import JobError  # noqa: E402
 
 
@@ -143,6 +146,85 @@ def test_data_that_cannot_be_read_is_refused(tmp_path: Path, name: str, text: st
     with pytest.raises(JobError) as caught:
         dataset.load(str(tmp_path / name), None, split, streaming=False)
     assert expected in caught.value.what
+
+
+@pytest.mark.parametrize("script", ["sft", "clm"])
+def test_a_long_download_shows_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """The other ranks wait in short collectives meanwhile, and the batch script sees no hang."""
+    beats: list[float] = []
+
+    def slow(*words: object, **named: object) -> dict[str, list[dict[str, str]]]:
+        deadline = time.monotonic() + 60
+        while len(beats) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return {"train": [{"text": "one"}]}
+
+    monkeypatch.setattr(dataset, "load_splits", slow)
+    monkeypatch.setattr(processes, "BEAT_SECONDS", 0.01)
+    named: Any = SimpleNamespace(dataset_name="org/large", dataset_config=None, dataset_config_name=None)
+    named.dataset_streaming = named.streaming = False
+    named.text_column, named.data_percentage = None, 100
+
+    def beat() -> None:
+        beats.append(time.monotonic())
+
+    if script == "sft":
+        assert dataset.load_on_all(named, "train", processes.ALONE, beat) == [{"text": "one"}]
+    else:
+        model: Any = SimpleNamespace(cache_dir=None, token=None)
+        training: Any = SimpleNamespace(do_train=True, do_eval=False)
+        found, _ = text.find(named, model, training, processes.ALONE, beat)
+        assert found is not None and found.rows == [{"text": "one"}]
+    assert len(beats) >= 2
+
+
+class FakeTokenizer:
+    """As many tokens as there are in the model's vocabulary."""
+
+    pad_token_id = 0
+
+    def __len__(self) -> int:
+        return 10
+
+
+def trainer_of(train_dataset: Any) -> Any:
+    """What check_prepared needs of a trainer whose model has 10 tokens."""
+    import torch
+
+    def collate(batch: list[dict[str, list[int]]]) -> dict[str, Any]:
+        ids = torch.tensor([row["input_ids"] for row in batch])
+        return {"input_ids": ids, "labels": ids}
+
+    shape = SimpleNamespace(vocab_size=10, max_position_embeddings=8)
+    return SimpleNamespace(
+        processing_class=FakeTokenizer(),
+        train_dataset=train_dataset,
+        eval_dataset=None,
+        data_collator=collate,
+        args=SimpleNamespace(max_length=None, packing=False),
+        model=SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: shape)),
+    )
+
+
+@pytest.mark.parametrize("largest", [9, 10])
+def test_rows_of_tokens_may_come_from_another_tokenizer(largest: int) -> None:
+    import datasets
+
+    trainer = trainer_of(datasets.Dataset.from_dict({"input_ids": [[1, largest]]}))
+    with pytest.raises(JobError, match="the rows have the token 10") if largest == 10 else nullcontext():
+        rows.check_prepared(trainer, "x", 1, tokenized=True)
+
+
+@pytest.mark.parametrize("largest", [9, 10])
+def test_the_tokens_of_a_stream_are_checked_as_they_come(largest: int) -> None:
+    """A token beyond the vocabulary would be an assertion in a kernel of the GPU, without a name."""
+    import datasets
+
+    trainer = trainer_of(datasets.Dataset.from_dict({"input_ids": [[1, 2], [1, largest]]}).to_iterable_dataset())
+    assert rows.check_prepared(trainer, "x", None) == ""
+    assert trainer.data_collator([{"input_ids": [1, 2]}])["input_ids"].tolist() == [[1, 2]]
+    with pytest.raises(JobError, match="the rows have the token 10") if largest == 10 else nullcontext():
+        trainer.data_collator(list(trainer.train_dataset))
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,42 @@ def test_keys_that_would_break_a_restart_are_left_out_with_a_note_each(tmp_path:
     assert json.loads(path.read_text()) == config
 
 
+@pytest.mark.parametrize(("default", "said"), [(0.0, "are not clipped"), (2.0, "are clipped to 2"), (1.0, "")])
+def test_gradients_are_clipped_as_the_argument_says_where_the_file_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, default: float, said: str
+) -> None:
+    """The trainer leaves it to DeepSpeed, whose own default depends on its version."""
+    monkeypatch.setattr(deepspeed_config, "default_clipping", lambda: default)
+    path = tmp_path / "ds.json"
+    path.write_text("{}")
+    chosen = settings(tmp_path, deepspeed=str(path))
+    notes = deepspeed_config.settle(chosen, BATCH, run_folder(tmp_path))
+    assert len(notes) == bool(said) and said in "".join(notes) and chosen["deepspeed"] == str(path)
+    chosen = settings(tmp_path, deepspeed=str(path), max_grad_norm=0.5)
+    assert deepspeed_config.settle(chosen, BATCH, run_folder(tmp_path)) == ()
+    assert json.loads(Path(chosen["deepspeed"]).read_text()) == {"gradient_clipping": 0.5}
+    assert path.read_text() == "{}"
+
+
+def test_an_argument_sets_what_the_section_of_an_optimizer_or_scheduler_leaves_out(tmp_path: Path) -> None:
+    """DeepSpeed's defaults would count: a learning rate of 0.001, for one."""
+    path = tmp_path / "ds.json"
+    optimizer = {"type": "AdamW", "params": {"lr": 1e-5}}
+    clip = {"gradient_clipping": 1.0}
+    path.write_text(json.dumps({"optimizer": optimizer, "scheduler": {"type": "WarmupLR"}, **clip}))
+    chosen = settings(tmp_path, deepspeed=str(path), weight_decay=0.1, adam_beta2=0.95, warmup_steps=10)
+    deepspeed_config.settle(chosen, BATCH, run_folder(tmp_path))
+    assert json.loads(Path(chosen["deepspeed"]).read_text()) == {
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "weight_decay": "auto", "betas": "auto"}},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}},
+        **clip,
+    }
+    path.write_text(json.dumps({"optimizer": {"type": "SGD"}, **clip}))
+    chosen = settings(tmp_path, deepspeed=str(path), adam_beta2=0.95)
+    deepspeed_config.settle(chosen, BATCH, run_folder(tmp_path))
+    assert chosen["deepspeed"] == str(path)
+
+
 @pytest.mark.parametrize(
     ("config", "keys"),
     [

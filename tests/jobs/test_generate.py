@@ -166,6 +166,8 @@ def test_a_file_of_prompts_is_lines_or_objects(tmp_path: Path) -> None:
     lines.write_text("\n".join(map(json.dumps, ({"prompt": "p"}, {"messages": turns}, {"prompt": turns[:1]}))))
     assert [each.text for each in generation.read_file(lines)] == ["p", "q", "q"]
     assert all(each.messages == tuple(turns[:1]) for each in generation.read_file(lines)[1:])
+    lines.write_text(json.dumps({"prompt": "one\u2028two\x85"}, ensure_ascii=False) + "\n", encoding="utf-8-sig")
+    assert [each.text for each in generation.read_file(lines)] == ["one\u2028two\x85"]
 
 
 @pytest.mark.parametrize("line", ['{"text": 1}', "[1]", "{", '{"messages": []}'])

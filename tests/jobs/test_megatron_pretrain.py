@@ -142,6 +142,15 @@ def test_a_restart_does_not_start_from_weights_again(tmp_path: Path, monkeypatch
     assert megatron_pretrain.arguments(words) == [*words, "--load", str(tmp_path)]
 
 
+def test_the_last_value_of_an_argument_counts_however_it_is_written() -> None:
+    """`--save=FOLDER` after the `--save FOLDER` of the job file: a restart loads from where Megatron saves."""
+    words = ["--save", "a", "--save=b", "--seq-length=8", "--bf16"]
+    assert megatron_pretrain.value(words, "--save") == "b"
+    assert megatron_pretrain.value([*words, "--save", "c"], "--save") == "c"
+    assert megatron_pretrain.number(words, "--seq-length") == 8
+    assert megatron_pretrain.value(["--save"], "--save") is None
+
+
 def test_an_error_of_the_program_is_an_error(home: Path, tmp_path: Path) -> None:
     done = alone(home, tmp_path / "run", "pretrain_gpt.py", "--train-iters", "2", "--fail-at", "1")
     assert done.returncode == 1

@@ -64,6 +64,15 @@ def test_the_summary_covers_all_attempts() -> None:
     json.dumps(records.summarise([]))
 
 
+def test_the_mfu_of_a_run_is_that_of_its_tokens_per_second() -> None:
+    """A slow entry, such as the first one, which compiles, counts for as long as it took."""
+    fast = {**entry(1, 9.0), "tokens_per_second": 100.0, "mfu": 0.5}
+    slow = {**entry(2, 8.0), "tokens_per_second": 25.0, "mfu": 0.125}
+    found = records.summarise([slow, fast])
+    assert found["tokens_per_second"] == 40.0
+    assert found["mfu"] == 0.2
+
+
 def test_smoothing_keeps_the_ends_and_does_not_lag() -> None:
     line = [10.0 - step for step in range(60)]
     assert pictures.smooth(line) == pytest.approx(line)
@@ -247,6 +256,20 @@ def test_layers_with_a_window_are_counted_apart_and_palm_counts_all_in_full() ->
     assert (cost.attention, cost.windowed, cost.window) == (1 * 64, 5 * 64, 8)
     assert cost.flops(0, 100.0, 30.0) == 6 * (64 * 100 + 320 * 30)
     assert cost.flops_palm(0, 100.0) == 12 * 6 * 64 * 100
+
+
+def test_the_attention_of_a_model_is_that_of_its_layers_and_heads() -> None:
+    """Qwen3-Next has linear attention in three layers of four; DeepSeek's heads are wider than their rotary part."""
+    from transformers import AutoConfig
+
+    def width(name: str, **sizes: int) -> int:
+        size = {"hidden_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 4, **sizes}
+        config = AutoConfig.for_model(name, **size)
+        return flops._attention_layers(config) * flops._attention_width(config)
+
+    assert width("llama") == 8 * 64
+    assert width("qwen3_next", head_dim=16) == 2 * 64
+    assert width("deepseek_v3") == 8 * 4 * (128 + 64 + 128) // 2
 
 
 def test_of_deepseeks_experts_those_that_a_token_passes_count() -> None:

@@ -1,5 +1,6 @@
 """What a job names on the hub is brought whole or not at all, and is then read without network."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ import pytest
 pytest.importorskip("huggingface_hub")
 pytestmark = pytest.mark.training
 
+import prefetch  # noqa: E402
 from tests.jobs.hub import Hub, commit_of, serving  # noqa: E402
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
@@ -112,6 +115,49 @@ def test_a_connection_that_breaks_is_tried_again(hub: Hub, tmp_path: Path) -> No
     hub.cut["model.safetensors"] = 200_000
     folder = Path(fetch(hub, tmp_path / "home", SMALL).stdout.strip())
     assert (folder / "model.safetensors").read_bytes() == MODEL["model.safetensors"]
+
+
+@pytest.mark.parametrize(("answer", "asked"), [(None, 3), (503, 3), (403, 1)])
+def test_a_hub_that_does_not_answer_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, answer: int | None, asked: int
+) -> None:
+    """The library then says that the file is not in the cache; older ones do not try again themselves."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    monkeypatch.setenv("RUNNER_RETRY_SECONDS", "0")
+    calls = []
+
+    def download() -> str:
+        calls.append(answer)
+        if len(calls) == 3:
+            return "file"
+        cause: Any = ConnectionError("refused")
+        if answer:
+            cause.response = SimpleNamespace(status_code=answer)
+        raise LocalEntryNotFoundError("cannot find the file in the local cache") from cause
+
+    with contextlib.suppress(LocalEntryNotFoundError):
+        assert prefetch.patiently(download) == "file"
+    assert len(calls) == asked
+
+
+@pytest.mark.parametrize("variable", ["HF_HOME", "XDG_CACHE_HOME", ""])
+def test_the_stored_token_is_where_the_library_puts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    folders = {"HF_HOME": tmp_path / "hub", "XDG_CACHE_HOME": tmp_path / "cache/huggingface"}
+    token = folders.get(variable, tmp_path / "home/.cache/huggingface") / "token"
+    token.parent.mkdir(parents=True)
+    token.write_text("hf_token")
+    with monkeypatch.context() as patched:
+        for name in ("HF_HOME", "XDG_CACHE_HOME", "HF_TOKEN_PATH"):
+            patched.delenv(name, raising=False)
+        patched.setenv("HOME", str(tmp_path / "home"))
+        if variable:
+            patched.setenv(variable, str(tmp_path / {"HF_HOME": "hub", "XDG_CACHE_HOME": "cache"}[variable]))
+        patched.setattr(os, "environ", dict(os.environ))  # `prepare` sets more than is restored
+        prefetch.prepare(tmp_path / "new")
+        assert os.environ["HF_TOKEN_PATH"] == str(token)
 
 
 def test_a_fetch_that_is_killed_leaves_no_half_file(hub: Hub, tmp_path: Path) -> None:

@@ -193,15 +193,18 @@ class FakeTrainer:
 
     def __init__(self, folder: Path) -> None:
         sizes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "deepspeed": None}
-        self.args = SimpleNamespace(output_dir=str(folder), save_total_limit=None, **sizes)
+        length = {"max_steps": -1, "num_train_epochs": 0.5}
+        self.args = SimpleNamespace(
+            output_dir=str(folder), save_total_limit=None, save_strategy="steps", **sizes, **length
+        )
         self.state = SimpleNamespace(global_step=3, max_steps=9, best_model_checkpoint=None)
-        self.control = SimpleNamespace(should_training_stop=False)
+        self.control = SimpleNamespace(should_training_stop=False, should_save=False, should_log=False)
 
     def _get_output_dir(self, trial: object = None) -> str:
         return self.args.output_dir
 
     def _save_checkpoint(self) -> None:
-        folder = Path(self._get_output_dir()) / "checkpoint-3"
+        folder = Path(self._get_output_dir()) / f"checkpoint-{self.state.global_step}"
         folder.mkdir()
         (folder / "trainer_state.json").write_text("{}")
 
@@ -217,7 +220,7 @@ def test_a_checkpoint_gets_its_name_with_its_marker(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(marker, "digests", lambda *words, **named: hashing.wait(600) and digests(*words, **named))
     run = run_folder(tmp_path)
     trainer, saver = FakeTrainer(tmp_path / "checkpoints"), checkpoints.CompleteCheckpoints(run, ALONE)
-    saver.attach(trainer)
+    saver.attach(trainer, 0)
     trainer._save_checkpoint()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [".checkpoint-3.partial"]
     copy = tmp_path / "killed"
@@ -226,25 +229,115 @@ def test_a_checkpoint_gets_its_name_with_its_marker(tmp_path: Path, monkeypatch:
     saver._finish()
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-3"]
     assert marker.missing_or_cut(tmp_path / "checkpoints" / "checkpoint-3") is None
-    checkpoints.CompleteCheckpoints(run, ALONE).attach(FakeTrainer(copy))
+    checkpoints.CompleteCheckpoints(run, ALONE).attach(FakeTrainer(copy), 0)
     assert list(copy.iterdir()) == []
+
+
+class BestTrainer(FakeTrainer):
+    """With --save_strategy best, as transformers 4.57 has it: after an evaluation, only a better model is saved."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.args.save_strategy, self.args.save_total_limit = "best", 1
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: object) -> bool:
+        return metrics["eval_loss"] < 2
+
+    def step(self, number: int, loss: float | None, *, requested: bool = False) -> None:
+        self.state.global_step, self.control.should_save = number, requested
+        if loss is not None:
+            self.control.should_save = self._determine_best_metric({"eval_loss": loss}, None)
+        if self.control.should_save:
+            self._save_checkpoint()
+
+
+def test_saves_by_time_do_not_replace_the_best_checkpoint_nor_does_an_evaluation_forbid_them(tmp_path: Path) -> None:
+    run = run_folder(tmp_path)
+    trainer, saver = BestTrainer(tmp_path / "checkpoints"), checkpoints.CompleteCheckpoints(run, ALONE)
+    saver.attach(trainer, 0)
+    trainer.step(1, loss=1.0)
+    trainer.step(2, loss=3.0)
+    trainer.step(3, loss=None, requested=True)
+    trainer.step(4, loss=3.0, requested=True)
+    saver._finish()
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["checkpoint-1", "checkpoint-4"]
+    state = json.loads((tmp_path / "checkpoints/checkpoint-4/trainer_state.json").read_text())
+    assert state["best_model_checkpoint"] == str(tmp_path / "checkpoints/checkpoint-1")
+
+
+def test_the_best_checkpoint_is_complete_when_the_training_ends(tmp_path: Path) -> None:
+    """transformers loads it before `on_train_end`."""
+    trainer, saver = BestTrainer(tmp_path / "checkpoints"), checkpoints.CompleteCheckpoints(run_folder(tmp_path), ALONE)
+    saver.attach(trainer, 0)
+    trainer.step(8, loss=1.0)
+    trainer.step(9, loss=3.0)
+    saver.on_epoch_end(trainer.args, trainer.state, trainer.control)  # type: ignore[arg-type]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-8"]
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(1, [10]), (0, [2, 3, 9, 10]), (-1, [2, 3, 9, 10])])
 def test_a_limit_of_zero_or_less_keeps_all_checkpoints(folder: Path, limit: int, kept: list[int]) -> None:
     trainer, saver = FakeTrainer(folder), checkpoints.CompleteCheckpoints(run_folder(folder), ALONE)
     trainer.args.save_total_limit = limit
-    saver.attach(trainer)
+    saver.attach(trainer, 10)
     trainer._save_checkpoint()
     saver._finish()
     assert {path.name for path in resume.by_age(folder)} == {f"checkpoint-{step}" for step in kept}
+
+
+def test_a_training_that_begins_anew_in_a_folder_resumes_from_its_own_checkpoints(folder: Path) -> None:
+    """As with --overwrite_output_dir: the folder has later steps of an earlier training."""
+    trainer, saver = FakeTrainer(folder), checkpoints.CompleteCheckpoints(run_folder(folder), ALONE)
+    trainer.args.save_total_limit = 2
+    saver.attach(trainer, 0)
+    trainer._save_checkpoint()
+    saver._finish()
+    checkpoint = found(folder)
+    assert checkpoint is not None and checkpoint.step == 3
+    assert [path.name for path in resume.by_age(folder)] == ["checkpoint-3", "checkpoint-10"]
+    again = checkpoints.CompleteCheckpoints(run_folder(folder), ALONE)
+    again.attach(trainer := FakeTrainer(folder), checkpoint.step)
+    trainer.state.global_step = 4
+    trainer._save_checkpoint()
+    again._finish()
+    assert [path.name for path in resume.by_age(folder)] == ["checkpoint-4", "checkpoint-3", "checkpoint-10"]
+
+
+@pytest.mark.parametrize("where", ["old", "false"])
+def test_a_restart_does_not_begin_again_at_a_named_checkpoint_or_at_step_0(
+    folder: Path, tmp_path: Path, where: str
+) -> None:
+    """The arguments of all attempts are the same; one that names another checkpoint begins there."""
+    mine = tmp_path / "run" / "checkpoints"
+    wanted = str(folder / "checkpoint-9") if where == "old" else where
+    other = str(folder / "checkpoint-10")
+    run = run_folder(tmp_path / "run")
+    began = resume.began_at(run.path, wanted)
+
+    def start(wanted: str) -> int:
+        own = resume.find_own(mine, resume.began_at(run.path, wanted), ALONE)
+        checkpoint = own or resume.find(mine, wanted, True, ALONE)
+        return checkpoint.step if checkpoint else 0
+
+    first = 9 if where == "old" else 0
+    assert start(wanted) == first
+    trainer, saver = FakeTrainer(mine), checkpoints.CompleteCheckpoints(run, ALONE)
+    saver.attach(trainer, first, began)
+    trainer.state.global_step = 11
+    trainer._save_checkpoint()
+    saver._finish()
+    assert start(wanted) == 11
+    assert start(other) == 10
+    assert resume.began_at(run.path, "true") == resume.began_at(run.path, None) == []
+    (mine / "checkpoint-11" / "trainer_state.json").unlink()
+    assert start(wanted) == first
 
 
 def test_a_checkpoint_that_is_being_replaced_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same step is saved again, and the job is killed before the new checkpoint has its name."""
     folder = tmp_path / "checkpoints"
     trainer, saver = FakeTrainer(folder), checkpoints.CompleteCheckpoints(run_folder(tmp_path), ALONE)
-    saver.attach(trainer)
+    saver.attach(trainer, 0)
     rename = Path.rename
 
     def killed(path: Path, target: Path) -> Path:
@@ -262,7 +355,7 @@ def test_a_checkpoint_that_is_being_replaced_is_not_lost(tmp_path: Path, monkeyp
     monkeypatch.undo()
     checkpoint = found(folder)
     assert checkpoint is not None and checkpoint.path == folder / "checkpoint-3"
-    saver.attach(trainer)
+    saver.attach(trainer, 0)
     assert [path.name for path in folder.iterdir()] == ["checkpoint-3"]
 
 
@@ -283,6 +376,34 @@ def test_started_again_after_its_end_a_run_keeps_its_best_model(folder: Path, da
     run.attempt.mkdir()
     final = Job("sft", run, ALONE, Heartbeat(run, ALONE)).save_final(trainer, found(folder))
     assert (final / "model.safetensors").read_text() == model
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "finished"),
+    [
+        ({}, {}, True),
+        ({}, {"num_train_epochs": 1}, False),
+        ({"max_steps": 3}, {}, False),
+        ({}, {"max_steps": 3}, True),
+        ({}, {"max_steps": 4}, False),
+    ],
+)
+def test_a_run_that_is_to_train_longer_is_not_finished(
+    tmp_path: Path, before: dict[str, float], now: dict[str, float], finished: bool
+) -> None:
+    """transformers notes the epochs rounded up: half an epoch, a whole one, and steps within one look the same."""
+    usual = {"max_steps": -1, "num_train_epochs": 0.5}
+    trainer = FakeTrainer(tmp_path / "checkpoints")
+    vars(trainer.args).update({**usual, **before})
+    saver = checkpoints.CompleteCheckpoints(run_folder(tmp_path), ALONE)
+    saver.attach(trainer, 0)
+    trainer._save_checkpoint()
+    saver._finish()
+    checkpoint = found(tmp_path / "checkpoints")
+    assert checkpoint is not None
+    state = {"num_train_epochs": 1, "max_steps": 3}
+    (checkpoint.path / "trainer_state.json").write_text(json.dumps(state))
+    assert resume.is_finished(checkpoint, SimpleNamespace(**{**usual, **now})) == finished
 
 
 def test_an_old_torch_resumes_only_where_the_user_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--learning_rate", "--learning-rate", type=float, default=0.1)
     made.add_argument("--max_steps", type=int, default=5)
     made.add_argument("--hub_token", default=None)
+    made.add_argument("--dtype", choices=["bfloat16", "float32"])
+    made.add_argument("--save_strategy", choices=["no", "steps"], default="steps")
+    made.add_argument("--variables", nargs="+", default=[])
     made.add_argument("--no_packing", dest="packing", action="store_false", default=True)
     return made
 
@@ -29,7 +32,7 @@ def test_the_command_line_beats_the_config_and_the_config_beats_defaults(tmp_pat
         "learning_rate": f"config {config}",
         "max_steps": "command line",
         "packing": "script",
-        "hub_token": "library default",
+        **dict.fromkeys(("hub_token", "dtype", "save_strategy", "variables"), "library default"),
     }
 
 
@@ -67,7 +70,15 @@ def test_a_bad_command_line_is_an_error_not_a_usage_text(words: list[str], expec
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("max_step: 3", "did you mean 'max_steps'?"), ("- 1", "not a mapping"), ("a: [", "is not valid YAML")],
+    [
+        ("max_step: 3", "did you mean 'max_steps'?"),
+        ("- 1", "not a mapping"),
+        ("a: [", "is not valid YAML"),
+        ("dtype: bf16", "dtype cannot be 'bf16' (did you mean 'bfloat16'?)"),
+        ("dtype: false", "dtype cannot be False"),
+        ("max_steps: 2.5", "max_steps cannot be 2.5"),
+        ("max_steps: ten", "invalid int value: 'ten'"),
+    ],
 )
 def test_a_bad_config_is_refused(tmp_path: Path, text: str, expected: str) -> None:
     config = tmp_path / "sft.yaml"
@@ -75,6 +86,16 @@ def test_a_bad_config_is_refused(tmp_path: Path, text: str, expected: str) -> No
     with pytest.raises(JobError) as caught:
         settings.parse(parser(), ["--config", str(config)])
     assert expected in caught.value.what
+
+
+def test_a_value_of_a_config_means_what_it_means_on_the_command_line(tmp_path: Path) -> None:
+    config = tmp_path / "sft.yaml"
+    lines = ("save_strategy: no", "max_steps: 1.0e+3", "variables: EPOCHS=num_train_epochs", "learning_rate: 1e-4")
+    config.write_text("\n".join(lines))
+    found = settings.parse(parser(), ["--config", str(config)])
+    expected = {"save_strategy": "no", "max_steps": 1000, "variables": ["EPOCHS=num_train_epochs"]}
+    assert {name: found[name] for name in expected} == expected
+    assert isinstance(found["max_steps"], int) and found["learning_rate"] == 1e-4
 
 
 def test_a_command_line_overrides_what_a_config_says_by_another_name(tmp_path: Path) -> None:

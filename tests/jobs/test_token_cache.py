@@ -24,7 +24,8 @@ from hypothesis import strategies as st  # noqa: E402
 
 from tests.jobs.conftest import free_port  # noqa: E402
 from tests.waiting import until  # noqa: E402
-from training import demo  # noqa: E402
+from training import demo, text  # noqa: E402
+from training.blocks import Stream  # noqa: E402
 from training.errors import JobError  # noqa: E402
 from training.processes import Processes  # noqa: E402
 from training.token_cache import blocks, building, cache, documents, encoding, identity, layout  # noqa: E402
@@ -367,6 +368,22 @@ def test_blocks_are_the_tokens_one_after_the_other(tmp_path: Path, plain: Any) -
     assert second.blocks(64)[0]["input_ids"].tolist() == stream[first.tokens : first.tokens + 64]
 
 
+@pytest.mark.parametrize("kind", ["bytes", "around"])
+@pytest.mark.parametrize("end", [False, True])
+def test_a_stream_has_the_same_tokens_of_empty_documents(
+    tmp_path: Path, tokenizers: dict[str, Any], kind: str, end: bool
+) -> None:
+    """Some tokenizers put a token around nothing too, as those that begin each text with one."""
+    import datasets
+
+    documents = ["one", "", "two", "", "", "three"] * 5
+    tokenizer = tokenizers[kind]
+    tokens = opened(lines(tmp_path / "a.jsonl", documents), tokenizer, tmp_path, end_of_document=end).blocks(4)
+    rows = datasets.Dataset.from_dict({"text": documents}).to_iterable_dataset()
+    stream = Stream(text.Text("numbers", "text", rows=rows), tokenizer, 4, end, None)
+    assert [block["input_ids"].tolist() for block in stream] == [block["input_ids"].tolist() for block in tokens]
+
+
 def test_a_block_is_read_where_it_lies(tmp_path: Path, plain: Any) -> None:
     """The ids are a map of the file, and another process is told its name, not its bytes."""
     tokens = opened(lines(tmp_path / "a.jsonl", source_texts()), plain, tmp_path)
@@ -400,6 +417,34 @@ def test_text_that_cannot_be_read_is_refused(
         opened(tmp_path / name, plain, tmp_path)
     assert expected in caught.value.what
     assert not [path for path in tmp_path.glob("*tokens-*") if path.suffix != ".lock"]
+
+
+LINES = "text\n" + "a line of text\n" * 5000
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.csv", LINES.encode() + "Gr\xfc\xdfe\n".encode("latin-1"), "is not UTF-8"),
+        ("a.json", b'[{"text": "' + "Gr\xfc\xdfe".encode("latin-1") + b'"}]', "is not UTF-8"),
+        ("a.csv.gz", gzip.compress(LINES.encode())[:-12], "cannot decompress"),
+        ("a.jsonl.gz", gzip.compress(b"")[:10] + b"\xff" * 20, "cannot read"),
+        ("a.parquet", b"PAR1" + bytes(100), "cannot read"),
+        ("a.arrow", bytes(100), "cannot read"),
+    ],
+)
+def test_a_damaged_file_is_one_clear_error(
+    tmp_path: Path, plain: Any, name: str, content: bytes, expected: str
+) -> None:
+    """The damage can lie far behind the first row, which decides the column."""
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(JobError) as caught:
+        text.first_row(path)
+        opened(path, plain, tmp_path)
+    assert expected in caught.value.what
+    with pytest.raises(JobError):
+        opened(path, plain, tmp_path)
 
 
 def end_this_process(*_: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import dataclasses
 import gzip
 import io
@@ -20,6 +22,8 @@ KINDS = {".jsonl": "jsonl", ".json": "jsonl", ".txt": "text", ".csv": "csv", ".p
 COMPRESSED = (".gz", ".xz", ".zst")
 BATCH_BYTES = 4 << 20
 CSV_FIELD_BYTES = 1 << 30  # of one document at most; Python's own limit is 128 KiB
+# what a file raises that is cut off, or is not of the kind that its name says; pyarrow also raises ValueError
+DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error, csv.Error)
 GROUPS = 16  # row groups of Parquet, or record batches of Arrow, in one piece
 
 
@@ -55,7 +59,7 @@ def kind_of(path: Path) -> str:
     try:
         with opened(path) as file:
             head = file.read(4096)
-    except (OSError, EOFError, lzma.LZMAError) as error:
+    except DAMAGED as error:
         why = getattr(error, "strerror", None) or str(error)
         raise JobError(f"cannot read {str(path)!r}", why, "give the path of the file inside the container") from error
     if not head:
@@ -87,12 +91,9 @@ def expanded(pieces: Iterable[Piece]) -> Iterator[Piece]:
     for piece in pieces:
         kind, dot, _ = piece.kind.partition(".")
         if dot and kind in ("jsonl", "text"):
-            try:
+            with whole(piece.path):
                 for block in _blocks_of_lines(piece):
                     yield dataclasses.replace(piece, kind=kind, lines=block)
-            except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-                fix = "copy the file again, and test it with gzip -t, xz -t or zstd -t"
-                raise JobError(f"cannot decompress {piece.path}", str(error), fix) from error
         else:
             yield piece
 
@@ -112,6 +113,18 @@ def read(piece: Piece) -> Iterator[list[str]]:
                 raise _no_text(piece, text)
         if texts:
             yield texts
+
+
+@contextlib.contextmanager
+def whole(path: str | Path) -> Iterator[None]:
+    """Turn what a damaged file raises into a JobError."""
+    try:
+        yield
+    except (*DAMAGED, ValueError) as error:
+        packed = Path(path).suffix in COMPRESSED
+        what = f"cannot {'decompress' if packed else 'read'} {path}"
+        test = ", and test it with gzip -t, xz -t or zstd -t" if packed else ""
+        raise JobError(what, str(error), f"copy the file again{test}") from error
 
 
 def _line_starts(path: Path, piece_bytes: int) -> list[int]:
@@ -254,9 +267,11 @@ def _text_lines(piece: Piece) -> Iterator[list[Any]]:
 
 
 def _json_array(piece: Piece) -> Iterator[list[Any]]:
-    with _text_of(piece) as file:
+    with whole(piece.path), _text_of(piece) as file:
         try:
             rows = json.load(file)
+        except UnicodeDecodeError as error:
+            raise _not_utf8(piece, error) from error
         except ValueError as error:
             raise JobError(
                 f"{piece.path} is not JSON", str(error), "fix the file, or write one object per line"
@@ -269,23 +284,29 @@ def _json_array(piece: Piece) -> Iterator[list[Any]]:
 
 
 def _csv(piece: Piece) -> Iterator[list[Any]]:
-    import csv
-
     csv.field_size_limit(CSV_FIELD_BYTES)
-    with _text_of(piece) as file:
+    with whole(piece.path), _text_of(piece) as file:
         texts: list[Any] = []
-        for row in csv.DictReader(file):
-            if piece.column not in row:
-                raise _no_text(piece, None, list(row))
-            texts.append(row[piece.column])
-            if len(texts) == 1000:
-                yield texts
-                texts = []
+        try:
+            for row in csv.DictReader(file):
+                if piece.column not in row:
+                    raise _no_text(piece, None, list(row))
+                texts.append(row[piece.column])
+                if len(texts) == 1000:
+                    yield texts
+                    texts = []
+        except UnicodeDecodeError as error:
+            raise _not_utf8(piece, error) from error
         yield texts
 
 
 def _columns(piece: Piece) -> Iterator[list[Any]]:
     """Yield the column of Parquet row groups, or of an Arrow file as the `datasets` library keeps it."""
+    with whole(piece.path):
+        yield from _of_arrow(piece)
+
+
+def _of_arrow(piece: Piece) -> Iterator[list[Any]]:
     if piece.kind == "parquet":
         from pyarrow import parquet
 
@@ -309,10 +330,11 @@ def _groups(path: Path, kind: str) -> int:
     if kind == "parquet":
         from pyarrow import parquet
 
-        return max(1, int(parquet.ParquetFile(path).num_row_groups))
+        with whole(path):
+            return max(1, int(parquet.ParquetFile(path).num_row_groups))
     import pyarrow
 
-    with pyarrow.memory_map(str(path)) as source, pyarrow.ipc.open_stream(source) as stream:
+    with whole(path), pyarrow.memory_map(str(path)) as source, pyarrow.ipc.open_stream(source) as stream:
         return max(1, sum(1 for _ in stream))
 
 

@@ -20,11 +20,12 @@ read_logins() {
         [ -z "${!name+set}" ] || continue
         case $name in
         HF_TOKEN) value=$(cat "${HF_TOKEN_PATH:-${HF_HOME:-$cache/huggingface}/token}") ;;
-        *) value=$(awk -v host="$host" '{ for (i = 1; i <= NF; i++) {
+        *) value=$(awk -v host="$host" '{ gsub(/\r/, ""); for (i = 1; i <= NF; i++) {
                 if (last == "machine") here = $i == host
                 if (last == "password" && here) { print $i; exit }
                 last = $i } }' "${NETRC:-${HOME:-/}/.netrc}") ;;
         esac 2>/dev/null || continue
+        value=${value//[[:space:]]/} # no token has any; the file may have Windows line endings
         [ -n "$value" ] || continue
         export "$name=$value"
         masked_names+=("$name") read_names+=("$name")
