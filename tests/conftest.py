@@ -145,7 +145,8 @@ def pytest_configure(config: pytest.Config) -> None:
 # leaves them out.
 LONGEST = (
     *("jobs/test_sft", "runs/test_training_requeued", "faults/test_faults", "jobs/test_clm", "images/test_pins"),
-    *("images/test_containerfiles", "end_to_end/test_topology"),
+    *("runs/test_newer_slurm", "images/test_containerfiles", "runs/test_save_signal_real", "jobs/test_micro_batch"),
+    *("end_to_end/test_open", "end_to_end/test_topology", "images/test_real_base"),
     *("jobs/test_convert", "end_to_end/test_chain", "jobs/test_metrics", "images/test_import", "jobs/test_generate"),
     *("end_to_end/test_training", "environments/test_equivalence", "jobs/test_world_size", "jobs/test_memory_on_paper"),
     *("jobs/test_deepspeed_presets", "jobs/test_sft_kinds", "runs/test_script_slurm", "jobs/test_token_cache"),
