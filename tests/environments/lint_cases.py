@@ -343,6 +343,7 @@ MOUNTS = [
 
 ENV = [
     Case("secret-value", '[env]\nHF_TOKEN = "x"\n', '[env]\nHF_TOKEN = "${HF_TOKEN:-}"\n', line=3),
+    Case("secret-value", '[env]\nHF_TOKEN = "hf_x1"\n', '[env]\nHF_TOKEN = "<your token>"\n', line=3),
     Case("secret-value", '[env]\nA = "hf_abcdefghijklmnopqrst"\n', '[env]\nA = "hf_hub"\n', line=3),
     Case("secret-value", '[env]\nP = "http://me:hunter2@proxy:3128"\n', '[env]\nP = "http://proxy:3128"\n', line=3),
     Case("secret-value", '[env]\nWANDB_API_KEY = "0a1b"\n', '[env]\nTOKENIZERS_PARALLELISM = "false"\n', line=3),

@@ -271,5 +271,9 @@ HARMLESS = {
         "srun -N 2 ./train.sh --export=onnx --container-image=a.sqsh -n 8\n"
     ),
     "an option after a variable": "#SBATCH -c 8\nsrun $OPTIONS --cpus-per-task=8 true\n",
+    "what an example has in the place of a secret": (
+        'export HF_TOKEN="<your-token-here>"\nexport HF_TOKEN=hf_your_token_here\n'
+        'export WANDB_API_KEY="your_wandb_key_here" API_KEY=CHANGE_THIS GH_TOKEN=ghp_xxxxxxxxxx\nsrun true\n'
+    ),
     "arithmetic": "(( x = 1 << y ))\nsrun python x.py\n",
 }

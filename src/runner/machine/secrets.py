@@ -36,6 +36,13 @@ _VALUE = re.compile(
     r"|-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----|://[^/\s:@]{1,200}:[^/\s@]{1,200}@"
 )
 
+# what examples have in the place of a secret: <your-token>, hf_your_token_here, CHANGE_THIS, hf_xxxx
+_PLACEHOLDER = re.compile(
+    r"^[<\[{]|(^|[\W_])your([\W_]|$)|^(change|replace)[\W_]?(this|me|it)\b|[\W_]here$|(^|[\W_])x{3,}$|\.\.\.$"
+    r"|^<?redacted",
+    re.IGNORECASE,
+)
+
 
 def is_secret_name(name: str) -> bool:
     """Whether a variable or option with this name holds a secret. payload/secrets.sh uses the same rules."""
@@ -51,6 +58,11 @@ def looks_secret(name: str, value: str) -> bool:
         or value.startswith(("/", "~", "./"))
     )
     return bool(_VALUE.search(value)) or (is_secret_name(name) and not harmless)
+
+
+def is_placeholder(value: str) -> bool:
+    """Whether an example's author wrote this value in the place of a secret."""
+    return bool(_PLACEHOLDER.search(value))
 
 
 def path(environ: Mapping[str, str] = os.environ) -> Path:

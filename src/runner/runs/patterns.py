@@ -270,6 +270,7 @@ _NUMBER = re.compile(
     r"|(?P<plain>[-+]?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)"
     r"|[-+]?(?:[Nn][Aa][Nn]|[Ii][Nn][Ff])"
 )
+_THOUSANDS = re.compile(r"([kK])(?![A-Za-z0-9_])|M(?![A-Za-z0-9_])")  # LeRobot: step:12K
 
 
 def number_after(text: str, before: str) -> tuple[Number, str] | None:
@@ -284,6 +285,9 @@ def number_after(text: str, before: str) -> tuple[Number, str] | None:
         if number:
             digits = number[0].replace(",", "")
             value = int(digits) if digits.isdecimal() else float(digits)
+            if unit := _THOUSANDS.match(text, number.end()):
+                value = round(value * (1000 if unit[1] else 1_000_000))
+                number = unit
             return value, text[number.end() :]
         if not found[0]:
             text = text[1:]

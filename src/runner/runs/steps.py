@@ -53,7 +53,7 @@ _LABELS = tuple(
         re.compile,
         (
             r" *[0-9]+: ",  # srun --label
-            r"\([A-Za-z_.]+ pid=[0-9]+[^)]*\) ",  # Ray
+            r"\((?:[A-Za-z_.]+|[A-Za-z0-9_.-]+, rank=[0-9]+,) pid=[0-9]+[^)]*\) ",  # Ray, SkyPilot
             r"\[(?:rank *)?[0-9,]+\](?:<std(?:out|err)>)?: ?",  # a rank of torch, mpirun --tag-output
         ),
     )

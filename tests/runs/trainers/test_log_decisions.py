@@ -52,7 +52,8 @@ def write_log(run: Path, log: str, name: str = "job.log") -> None:
 RECOGNIZED = {
     "automodel": "automodel", "axolotl": "axolotl", "axolotl-0.19": "axolotl", "lightning": "lightning",
     "llama-factory": "llama-factory", "llama-factory-board": "llama-factory", "megatron-bridge": "megatron-bridge",
-    "megatron-lm": "megatron-lm", "nemo-2": "megatron-bridge", "trl": "huggingface", "trl-torchrun": "huggingface",
+    "megatron-lm": "megatron-lm", "ms-swift": "ms-swift", "nemo-2": "megatron-bridge",
+    "trl": "huggingface", "trl-torchrun": "huggingface",
 }  # fmt: skip
 
 

@@ -56,6 +56,12 @@ EXPECTED: dict[str, tuple[str, int, Values, Values]] = {
         {"step": 10, "loss": None, "learning_rate": 1e-4, "samples_per_second": 40.5},
         {"step": 20, "loss": None, "samples_per_second": 50.5},
     ),
+    "ms-swift": (
+        "ms-swift",
+        3,
+        {"step": 1, "total_steps": 94, "loss": 0.6931, "grad_norm": 24.1, "step_seconds": 91.743119},
+        {"step": 13, "total_steps": 94, "loss": 0.42675275, "epoch": 0.28},
+    ),
     "lightning": (
         "lightning",
         30,
@@ -238,7 +244,10 @@ def test_no_step_in_the_logs_of_other_programs() -> None:
         ("global_step=3 total loss = nan", 3, None, float("nan")),
         ('{"step": 3, "lr": 0.1, "loss": 2.5}', 3, None, 2.5),
         ("iter: 1,250 / 20,000 loss: -0.5", 1250, 20000, -0.5),
+        ("INFO ot_train.py:641 step:12K smpl:48K ep:3 loss:2.806 grdn:14.2", 12000, None, 2.806),  # LeRobot
+        ("step:1.2M loss:2.5", 1200000, None, 2.5),
         ("0: step 3/10 loss 2.5", 3, 10, 2.5),  # srun --label
+        ("(worker1, rank=1, pid=4711, ip=10.0.0.2) step 3/10 loss 2.5", 3, 10, 2.5),  # SkyPilot
         ("[default0]:step 3/10 loss 2.5", 3, 10, 2.5),  # torchrun
         ("\x1b[32mstep 3/10\x1b[0m loss 2.5", 3, 10, 2.5),
         ("step 3/2 loss 2.5", None, None, None),

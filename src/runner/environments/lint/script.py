@@ -11,7 +11,7 @@ from runner.environments.environment import Environment
 from runner.environments.lint.finding import Finding, Setting, facts_of, finding
 from runner.images.reference import parse_reference
 from runner.located_toml import Place
-from runner.machine.secrets import LEAST_LENGTH, is_secret_name, looks_secret
+from runner.machine.secrets import LEAST_LENGTH, is_placeholder, is_secret_name, looks_secret
 from runner.option_grammar import SRUN, Option, split
 
 # commands that only mention programs, in their arguments
@@ -389,7 +389,8 @@ def script_secrets(batch: Batch) -> Iterator[Finding]:
             r"(?<![\w-])-*([A-Za-z_][\w-]*)=[\"']?([^\s\"'$`;&|(),]*)", line.text
         ):
             mentioned = mentioned or (is_secret_name(name) and line in batch.script.commands)
-            if len(value) >= LEAST_LENGTH and looks_secret(name, value):
+            secret = len(value) >= LEAST_LENGTH and looks_secret(name, value)
+            if secret and not is_placeholder(value):
                 reason = f"{name} contains a secret in plain text"
                 yield batch.say("secret-value", line, name, reason, f"export {name} in your shell")
     traced = next(

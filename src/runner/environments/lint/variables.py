@@ -7,7 +7,7 @@ from runner.environments.engines.shared import texts
 from runner.environments.lint.finding import Finding, Subject
 from runner.environments.rewriting import Set
 from runner.expansion import Variable, names, parts
-from runner.machine.secrets import looks_secret
+from runner.machine.secrets import is_placeholder, looks_secret
 
 # defined for users of most clusters; other names get a note when the check does not run on the cluster
 _USUAL = {
@@ -198,7 +198,7 @@ def secret_value(subject: Subject) -> Iterator[Finding]:
     """Secrets in plain text. The message does not repeat the secret."""
     for name, value in subject.own.env.items():
         literal = "".join(part for part in parts(value, name) if isinstance(part, str))
-        if looks_secret(name, literal):
+        if looks_secret(name, literal) and not is_placeholder(literal):
             field = f"env.{name}"
             fix = f"remove the entry, and export {name} in your shell: the container inherits the host's variables"
             yield subject.say(

@@ -264,7 +264,8 @@ _ISO = re.compile(r"(\d{4})-(\d\d)-(\d\d)[T_ ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9
 _GLOG = re.compile(
     r"\b[EWIF](\d\d?)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?"
 )  # torch writes no leading zero
-_RAY = r"\([\w.:<>]{1,80} pid=\d{1,9}(?:, ip=[\w.:]{1,60})?\) ?"  # `(WorkerDict pid=4711, ip=10.0.0.1) `
+# `(WorkerDict pid=4711, ip=10.0.0.1) `, and SkyPilot's `(worker1, rank=1, pid=4711, ip=10.0.0.1) `
+_RAY = r"\((?:[\w.:<>]{1,80}|[\w.-]{1,60}, rank=\d{1,6},) pid=\d{1,9}(?:, ip=[\w.:]{1,60})?\) ?"
 # of each line of a traceback too: the host (pdsh, DeepSpeed), mpirun's `[1,3]<stderr>:`, a bare `[3]:`
 _HOST = (
     r"(?:[a-z][a-z-]{0,30}\d[\w.-]{0,40}|\d{1,3}(?:\.\d{1,3}){3}): "
