@@ -10,8 +10,10 @@ match($0, /AttributeError: (module|type object) .* has no attribute /) { found("
 match($0, /Error\(s\) in loading state_dict for /) { found("checkpoint-mismatch"); next }
 match($0, /most likely due to a circular import/) { found("circular-import"); next }
 match($0, /yaml\.(scanner\.ScannerError|parser\.ParserError): /) { found("config-syntax"); next }
+match($0, /ValueError: (Feature type '(List|LargeList|Video|Pdf|Json|Mesh|Nifti)' not found|Invalid pattern: '[*][*]')/) { found("dataset-version"); next }
 match($0, /AssertionError: Check batch related parameters/) { found("deepspeed-batch"); next }
 match($0, /RuntimeError: .*(to have the same dtype|expected scalar type )/) { found("dtype-mismatch"); next }
+match($0, /Expandable segments are not compatible with memory pool/) { found("expandable-segments"); next }
 match($0, /^(.*[^A-Za-z])?(FileNotFoundError|NotADirectoryError|IsADirectoryError): \[Errno/) { found("file-missing"); next }
 match($0, /(ImportError|OSError): .*version `[A-Z][A-Za-z0-9_.]*' not found/) { found("glibc"); next }
 match($0, /Cannot access gated repo for url /) { found("hub-gated"); next }
@@ -19,6 +21,8 @@ match($0, /(RepositoryNotFoundError|RevisionNotFoundError|EntryNotFoundError): (
 match($0, /Repo id must be in the form /) { found("hub-name"); next }
 match($0, /401 Client Error: Unauthorized for url: /) { found("hub-token"); next }
 match($0, /ImportError: cannot import name '[A-Za-z_0-9.]*' from '/) { found("import-name"); next }
+match($0, /Cannot find a build variant for this system|does not have build: /) { found("kernel-variant"); next }
+match($0, /of the rendezvous endpoint '.*' must be|Unsupported nproc_per_node value/) { found("launcher-argument"); next }
 match($0, /(ImportError|OSError): .*cannot open shared object file/) { found("library-missing"); next }
 match($0, /ValueError: Unrecognized model in /) { found("model-config"); next }
 match($0, /but Transformers does not recognize this architecture/) { found("model-unknown"); next }
@@ -28,6 +32,7 @@ match($0, /PermissionError: \[Errno 13\] /) { found("permission"); next }
 match($0, /can't open file .*\[Errno 2\]/) { found("script-missing"); next }
 match($0, /RuntimeError: (mat1 and mat2 shapes cannot be multiplied|The size of tensor a .* must match the size of tensor b|Sizes of tensors must match)/) { found("shape-mismatch"); next }
 match($0, /: syntax error near unexpected token/) { found("shell-syntax"); next }
+match($0, /AF_UNIX path (length cannot exceed|too long)/) { found("socket-path"); next }
 match($0, /^(.*[^A-Za-z])?(SyntaxError|IndentationError|TabError): /) { found("syntax"); next }
 match($0, /: unbound variable$/) { found("unbound-variable"); next }
 match($0, /(ImportError|OSError): .*undefined symbol: /) { found("undefined-symbol"); next }
