@@ -589,7 +589,7 @@ def test_refusals_say_what_to_try(runs: Path) -> None:
     ):
         done = runner(runs, *words)
         assert done.returncode == code and "because:" in done.stderr and hint in done.stderr, done.stderr
-    assert "no run has held a node" in runner(runs, "--since", "1m").stderr
+    assert "no run has had a node" in runner(runs, "--since", "1m").stderr
 
 
 def test_a_damaged_run_is_no_error(tmp_path: Path) -> None:

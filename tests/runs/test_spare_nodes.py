@@ -55,7 +55,7 @@ def test_numbers_that_cannot_work_are_refused(settings: dict[str, Any], words: s
 
 
 def test_a_site_without_a_scheduler_has_no_spare_nodes() -> None:
-    assert "the job requests 2 nodes, but the site 'local' has only one (command line)" in refusal(
+    assert "the job requests 2 nodes (command line), but the site 'local' has only one node" in refusal(
         LOCAL, spare_nodes=1, restart=POLICY
     )
 

@@ -42,7 +42,9 @@ def show_account(args: argparse.Namespace, console: Console) -> int:
         }
         console.answer_json({"runs": [account.record() for account in accounts], "total": total})
     elif not totals:
-        console.say("no run has held a node since then" if args.since else "nothing was held yet")
+        console.say(
+            "no run has had a node since then" if args.since else "no node has been allocated yet"
+        )
     elif args.png:
         console.answer(_draw(groups, totals, args.png))
     else:

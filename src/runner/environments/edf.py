@@ -168,7 +168,7 @@ def find_edf(name: str, project: Project, environ: Mapping[str, str]) -> Path:
         raise RunnerError(
             f"environment file {name!r} not found",
             f"{candidates[0]} is not a file",
-            "check the path; a name without a slash is looked up in edf/, and in EDF_PATH or else ~/.edf",
+            "check the path; runner looks up a name without a slash in edf/ and in EDF_PATH (if it is not set: ~/.edf)",
         )
     stem = name.removesuffix(".toml")
     # another user's folder may be closed

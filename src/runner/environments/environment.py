@@ -149,7 +149,7 @@ def _layers(
         raise RunnerError(
             f"the base_environment of {above[0]} is nested deeper than {MAXIMUM_LEVELS} levels",
             "the Container Engine does not allow more levels",
-            "merge some of the files: runner env emit BASE prints one of them with its own bases",
+            "merge some of the files: runner env emit BASE --as ce -o FILE writes an EDF with all that BASE inherits",
         )
     layer = layer_of(read_toml(path))
     for index, base in enumerate(layer.bases):

@@ -220,8 +220,8 @@ def _check_site(job: Job, site: Site) -> None:
                 ("nodes", "--nodes 1") if job.resources.nodes > 1 else ("spare_nodes", "--spare 0")
             )
             raise RunnerError(
-                f"the job requests {job.nodes_held} nodes, but the site {site.name!r} has only one"
-                + _where(job.origins.get(key)),
+                f"the job requests {job.nodes_held} nodes{_where(job.origins.get(key))},"
+                f" but the site {site.name!r} has only one node",
                 "without a scheduler, a job runs on this machine only",
                 f"{fix}, or another --site",
             )

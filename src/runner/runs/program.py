@@ -101,9 +101,7 @@ def program_of_script(path: Path, project: Project) -> Program:
     if tree is not None and not is_shared_place(tree):
         return Program(path.relative_to(tree).as_posix(), (), tree)
     if is_shared_place(path.parent):
-        note = (
-            f"copying only {path.name}, because {path.parent} is your home, / or a temporary folder"
-        )
+        note = f"copying only {path.name}: {path.parent} is your home folder, a temporary folder or the root folder"
         return Program(path.name, (), None, outside=path, notes=(note,))
     return Program(path.name, (), path.parent)
 
@@ -130,7 +128,7 @@ def program_of_command(command: Sequence[str], project: Project) -> Program:
         main = project.start if named and not is_shared_place(project.start) else None
         if main is None and named:
             notes = (
-                f"not copying {named[0]}, because {project.start} is your home, / or a temporary folder",
+                f"not copying {named[0]}: {project.start} is your home folder, a temporary folder or the root folder",
             )
     if main is not None and main != project.start:
         inside = project.start.relative_to(main).as_posix()

@@ -183,7 +183,7 @@ def in_live_folder(
     root = project.root or project.start
     if is_shared_place(root):
         say(
-            f"{root} is not mounted, because it is your home folder, / or a temporary folder: "
+            f"{root} is not mounted, because it is your home folder, a temporary folder or the root folder: "
             "the shell starts in the image's working directory"
         )
         return environment

@@ -352,7 +352,7 @@ def _pattern(document: Document, value: Any, keys: tuple[str, ...], *, check: bo
         raise RunnerError(
             f"{place} uses {found[0]}",
             why,
-            "write [0-9] for \\d, [ \\t] for \\s, and xxx* for x{2,}",
+            "write [0-9] for \\d, [[:space:]] for \\s, and xxx* for x{2,}",
         )
     if check:
         try:

@@ -268,7 +268,7 @@ def directives(batch: Batch) -> Iterator[Finding]:
                 "sbatch-hash",
                 line,
                 "#SBATCH",
-                f"the text after # is read as a comment: {line.text}",
+                f"sbatch reads the text after the # inside this line as a comment: {line.text}",
             )
     for line in batch.script.late:
         yield batch.say(

@@ -171,8 +171,11 @@ def choose(entries: Sequence[Descriptor], architecture: str, reference: str) -> 
         f"{reference} has no image for linux/{architecture}",
         f"it has: {', '.join(known[:40])}"
         if known
-        else f"it lists {len(silent)} images, and none of them names its platform",
-        "choose a site whose nodes match the image (--site), or an image that was built for your nodes",
+        else f"it lists {len(silent)} images without a platform, and runner cannot choose one of them"
+        if silent
+        else "it lists no images",
+        f"choose {'a site whose nodes match the image (--site)' if known else 'another tag'},"
+        " or an image that was built for your nodes",
     )
 
 
