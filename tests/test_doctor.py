@@ -265,6 +265,19 @@ def test_a_site_whose_plugin_srun_lacks_is_wrong(tmp_path, monkeypatch):
         srun_options.cache_clear()
 
 
+@pytest.fixture
+def own_slurm(tmp_path, monkeypatch):
+    """A folder with a Slurm configuration, and first on PATH, for Slurm's programs."""
+    from runner.detection import srun_options
+
+    (tmp_path / "slurm.conf").touch()
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    srun_options.cache_clear()
+    yield tmp_path
+    srun_options.cache_clear()
+
+
 @pytest.mark.parametrize(
     ("line", "tracking", "verdict"),
     [
@@ -274,45 +287,26 @@ def test_a_site_whose_plugin_srun_lacks_is_wrong(tmp_path, monkeypatch):
         ("# required /x/spank_pyxis.so use_squashfuse=1", "proctrack/linuxproc", "ok"),
     ],
 )
-def test_squashfuse_of_pyxis_needs_slurms_cgroups(tmp_path, monkeypatch, line, tracking, verdict):
+def test_squashfuse_of_pyxis_needs_slurms_cgroups(own_slurm, line, tracking, verdict):
     """Else scancel --signal ends the mount too: the program that wants to save gets errors for its own files."""
-    from runner.detection import srun_options
-
-    folder = tmp_path / "plugstack.conf.d"
+    folder = own_slurm / "plugstack.conf.d"
     folder.mkdir()
-    (tmp_path / "plugstack.conf").write_text(f"include {folder}/*.conf\n")
-    (tmp_path / "slurm.conf").touch()
-    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    (own_slurm / "plugstack.conf").write_text(f"include {folder}/*.conf\n")
     (folder / "pyxis.conf").write_text(f"{line}\n")
-    for name, text in (("srun", "  --container-image=IMAGE"), ("scontrol", f"ProctrackType           = {tracking}")):
-        (tmp_path / name).write_text(f"#!/bin/sh\necho '{text}'\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    srun_options.cache_clear()
-    try:
-        found = machine.plugins(load_site("generic-pyxis", {"HOME": "/h"}))
-    finally:
-        srun_options.cache_clear()
+    program(own_slurm, "srun", "echo '  --container-image=IMAGE'")
+    program(own_slurm, "scontrol", f"echo 'ProctrackType           = {tracking}'")
+    found = machine.plugins(load_site("generic-pyxis", {"HOME": "/h"}))
     assert found.verdict == verdict and ("ProctrackType=proctrack/cgroup" in found.fix) == (verdict == "wrong")
 
 
-def test_a_program_that_hangs_takes_no_other_diagnosis_with_it(tmp_path, monkeypatch):
+def test_a_program_that_hangs_takes_no_other_diagnosis_with_it(own_slurm, monkeypatch):
     """A busy controller, a login node under load."""
-    from runner.detection import srun_options
-
-    (tmp_path / "plugstack.conf").write_text("required /x/spank_pyxis.so use_squashfuse=1\n")
-    (tmp_path / "slurm.conf").touch()
-    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    (own_slurm / "plugstack.conf").write_text("required /x/spank_pyxis.so use_squashfuse=1\n")
     monkeypatch.setattr(machine, "_SECONDS", 0.2)
-    program(tmp_path, "srun", "echo '  --container-image=IMAGE'")
+    program(own_slurm, "srun", "echo '  --container-image=IMAGE'")
     for name in ("scontrol", "unshare"):
-        program(tmp_path, name, "exec sleep 60")
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    srun_options.cache_clear()
-    try:
-        found = machine.plugins(load_site("generic-pyxis", {"HOME": "/h"}))
-    finally:
-        srun_options.cache_clear()
+        program(own_slurm, name, "exec sleep 60")
+    found = machine.plugins(load_site("generic-pyxis", {"HOME": "/h"}))
     assert found.verdict == "missing" and "--container-image (pyxis); it is not known" in found.text
     assert "scontrol did not answer" in found.text
     assert machine.namespaces().text.startswith("unshare did not answer")
