@@ -19,7 +19,7 @@ pytestmark = pytest.mark.training
 import torch  # noqa: E402
 
 from tests.jobs.conftest import JOBS, STEPS, Attempt, free_port, older_step  # noqa: E402
-from training.converting import conversion, models, pickles, trained  # noqa: E402
+from training.converting import comparing, conversion, models, pickles, trained  # noqa: E402
 from training.converting.shards import open_shards  # noqa: E402
 from training.errors import JobError  # noqa: E402
 
@@ -170,6 +170,17 @@ def test_a_model_that_answers_otherwise_never_becomes_visible(written: Path, tmp
     with pytest.raises(JobError, match="gives different results"):
         conversion.convert(arguments, {})
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("dtype", comparing.TOLERANCES)
+def test_a_tenth_is_more_than_any_rounding(dtype: str) -> None:
+    """What `--tolerance` is without the option: wide enough for the type, too narrow for a wrong weight."""
+
+    of_checkpoint = torch.linspace(-3, 3, 64).reshape(4, 16)
+    rounded = of_checkpoint.to(getattr(torch, dtype)).float()
+    assert "maximum difference" in comparing.compare(of_checkpoint, rounded, comparing.TOLERANCES[dtype], dtype)
+    with pytest.raises(JobError, match="gives different results"):
+        comparing.compare(of_checkpoint, of_checkpoint * 0.9, comparing.TOLERANCES[dtype], dtype)
 
 
 def test_without_a_check_the_weights_are_the_same(written: Path, tmp_path: Path) -> None:
