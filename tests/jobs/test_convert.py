@@ -175,7 +175,6 @@ def test_a_model_that_answers_otherwise_never_becomes_visible(written: Path, tmp
 @pytest.mark.parametrize("dtype", comparing.TOLERANCES)
 def test_a_tenth_is_more_than_any_rounding(dtype: str) -> None:
     """What `--tolerance` is without the option: wide enough for the type, too narrow for a wrong weight."""
-
     of_checkpoint = torch.linspace(-3, 3, 64).reshape(4, 16)
     rounded = of_checkpoint.to(getattr(torch, dtype)).float()
     assert "maximum difference" in comparing.compare(of_checkpoint, rounded, comparing.TOLERANCES[dtype], dtype)
