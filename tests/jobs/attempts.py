@@ -88,13 +88,18 @@ class Start:
         (self.folder / "output.log").write_bytes(b"")
         # read at import, in the process from which the ranks are forked
         fixed = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(self.cache / "huggingface"), "OMP_NUM_THREADS": "1"}
-        os.environ.update(fixed, DS_ACCELERATOR="cpu")
         FORKS.set_forkserver_preload(["tests.jobs.imported"])
         port = free_ports(1)[0]
         start = replace(self, arguments=small.filled(self.arguments, self.cache))
         processes = [FORKS.Process(target=rank, args=(start, number, port)) for number in range(self.processes)]
-        for process in processes:
-            process.start()
+        before = dict(os.environ)
+        os.environ.update(fixed, DS_ACCELERATOR="cpu")
+        try:
+            for process in processes:
+                process.start()
+        finally:  # the other tests of this process have their own
+            os.environ.clear()
+            os.environ.update(before)
         return Ranks(processes)
 
     def finish(self, seconds: float = 900) -> None:
