@@ -432,6 +432,7 @@ LINES = "text\n" + "a line of text\n" * 5000
         ("a.parquet", b"PAR1" + bytes(100), "cannot read"),
         ("a.arrow", bytes(100), "cannot read"),
     ],
+    ids=lambda value: "" if isinstance(value, bytes) else value,
 )
 def test_a_damaged_file_is_one_clear_error(
     tmp_path: Path, plain: Any, name: str, content: bytes, expected: str

@@ -2,12 +2,14 @@
 
 - Each pattern of tests/tiers.toml matches a test.
 - A test whose text sets a short limit, or measures time, is in the tier `timing`, or its line says `# not timed: WHY`.
+- Every collection finds the same tests: workers that find others end the whole run at once.
 - tests/flaky.txt has at most ten lines, NODEID | DATE | MECHANISM, and no more than the commit on main has.
 """
 
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -24,10 +26,11 @@ EXCUSE = "# not timed: "
 MOST_FLAKY = 10
 
 
-def collected() -> list[str]:
+def collected(hash_seed: int) -> list[str]:
     """Return the ids of all tests, without tests/. Raises RuntimeError when pytest cannot collect them."""
     argv = (sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "", "-p", "no:cacheprovider", str(TESTS))
-    shown = subprocess.run(argv, cwd=TESTS.parent, capture_output=True, text=True, check=False)
+    environ = {**os.environ, "PYTHONHASHSEED": str(hash_seed)}
+    shown = subprocess.run(argv, cwd=TESTS.parent, env=environ, capture_output=True, text=True, check=False)
     found = [line.removeprefix("tests/") for line in shown.stdout.splitlines() if "::" in line]
     if shown.returncode or not found:
         raise RuntimeError(shown.stdout[-2000:] + shown.stderr[-2000:])
@@ -60,6 +63,13 @@ def timed(tiers: dict[str, list[str]], ids: list[str]) -> Iterator[str]:
                     yield f"tests/{name}:{number}: time decides in {node.name}, which is not in the tier timing"
 
 
+def changing(once: list[str], again: list[str]) -> Iterator[str]:
+    """Ids that depend on the time, on random numbers or on the order of a set."""
+    for name, other in zip(once, again, strict=False):
+        if name != other:
+            yield f"tests/{name}: another collection has {other} here"
+
+
 def flaky() -> Iterator[str]:
     lines = (TESTS / "flaky.txt").read_text().splitlines()
     for line in lines:
@@ -74,8 +84,8 @@ def flaky() -> Iterator[str]:
 
 def main() -> int:
     tiers = tomllib.loads((TESTS / "tiers.toml").read_text())
-    ids = collected()
-    found = [*unmatched(tiers, ids), *timed(tiers, ids), *flaky()]
+    ids = collected(1)
+    found = [*unmatched(tiers, ids), *timed(tiers, ids), *changing(ids, collected(2)), *flaky()]
     print(*found, sep="\n")
     return 1 if found else 0
 
