@@ -198,8 +198,15 @@ SCRIPTS = [
     ),
     advice(
         "cpus-not-inherited",
-        '#SBATCH -c 8\necho "$(srun hostname)"\n',
-        '#SBATCH -c 8\necho "srun hostname"\n',
+        '#SBATCH -c 8\necho "$(srun true)"\n',
+        '#SBATCH -c 8\necho "srun true"\n',
+        line=4,
+    ),
+    advice("cpus-not-inherited", "#SBATCH -c 8\nsrun ./a.sh\n", "#SBATCH -c 8\nsrun -l hostname\n", line=4),
+    advice(
+        "cpus-not-inherited",
+        "#SBATCH -c 8\nsrun bash -c 'python a.py'\n",
+        "#SBATCH -c 8\nsrun -N1 /bin/bash -c 'echo $HOSTNAME'\n",
         line=4,
     ),
     advice("cpus-not-inherited", "#SBATCH -c 8\ncommand srun true\n", "#SBATCH -c 8\ncommand -v srun true\n", line=4),

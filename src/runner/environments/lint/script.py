@@ -100,6 +100,8 @@ class Step:
     """those before the program, which has options of its own"""
     is_known: bool
     """whether the options are known. A variable that the script does not set may stand for any options."""
+    program: tuple[str, ...] = ()
+    """the program and its arguments, without quotes"""
 
     def option(self, *names: str) -> str | None:
         """The value of the last such option of srun; None if it is missing, and empty if it has no value."""
@@ -120,7 +122,7 @@ def _step(line: Line, values: Mapping[str, str]) -> Step:
     while rest and rest[0].startswith("$"):
         more, rest = split(rest[1:], SRUN)
         options, is_known = (*options, *more), False
-    return Step(line, text, options, is_known)
+    return Step(line, text, options, is_known, tuple(rest))
 
 
 def option(text: str, *names: str) -> str | None:

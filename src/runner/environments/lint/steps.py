@@ -1,7 +1,8 @@
 """Rules for the steps of a batch script: how many tasks they have, which variables and signals those get."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import PurePath
 
 from runner.environments.lint.finding import Finding
 from runner.environments.lint.script import TORCHRUN, Batch, Line, Step, option
@@ -87,11 +88,23 @@ def cpus_not_inherited(batch: Batch) -> Iterator[Finding]:
     if cores is None or "SRUN_CPUS_PER_TASK" in batch.text():
         return
     for step in batch.script.steps:
-        if step.option("-c", "--cpus-per-task") is None:
+        if step.option("-c", "--cpus-per-task") is None and not _needs_one_core(step.program):
             reason = f"srun might give each task 1 core instead of {cores}"
             yield batch.say(
                 "cpus-not-inherited", step.line, "srun", reason, f"srun --cpus-per-task={cores} …"
             )
+
+
+_SMALL = re.compile(
+    "hostname|echo|printf|mkdir|rm|cp|mv|ln|ls|cat|chmod|touch|date|sleep|nvidia-smi|rocm-smi"
+)
+
+
+def _needs_one_core(words: Sequence[str]) -> bool:
+    """Whether a step only says something or handles a few files, also by `bash -c`."""
+    if len(words) > 2 and PurePath(words[0]).name in ("bash", "sh") and words[1] in ("-c", "-lc"):
+        words = words[2].split()
+    return bool(words) and _SMALL.fullmatch(PurePath(words[0]).name) is not None
 
 
 def number_of_nodes(batch: Batch) -> Iterator[Finding]:
