@@ -151,8 +151,7 @@ class Network:
         try:
             distributed.monitored_barrier(self.control, timeout=timedelta(seconds=5), wait_all_ranks=True)
         except RuntimeError as error:
-            found = re.search(r"[Rr]anks? ([\d, ]*\d) failed", str(error))
-            return f"rank {found[1]}" if found else ""
+            return silent_ranks(str(error), self.processes.rank)
         return ""
 
     def _watch(self) -> None:
@@ -240,6 +239,15 @@ class Network:
             * node_factor("all-reduce", len(group), self.per_node)
             for group, ranks in members.items()
         }
+
+
+def silent_ranks(message: str, rank: int) -> str:
+    """Return the ranks that a barrier has waited for, in words; empty if the message does not say them.
+
+    Only rank 0 knows them. Where another rank's barrier fails, torch names that rank itself.
+    """
+    found = re.search(r"[Rr]anks? ([\d, ]*\d) failed", message)
+    return f"rank {found[1]}" if found and str(rank) not in found[1].split(", ") else ""
 
 
 def elements(size_bytes: int, ranks: int) -> int:

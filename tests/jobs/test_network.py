@@ -201,6 +201,15 @@ def test_a_rank_that_hangs_or_dies_ends_the_job(
     assert (tmp_path / "error.txt").read_text().startswith("network: the network test stopped during all-")
 
 
+def test_a_rank_does_not_call_itself_silent() -> None:
+    """The messages of torch 2.13: of rank 0, which waits for all, and of another one."""
+    waited = "[Rank 0]: Ranks 1, 12 failed to pass monitoredBarrier in 5000 ms"
+    assert collectives.silent_ranks(waited, 0) == "rank 1, 12"
+    other = "[Rank 1]: Rank 1 failed to pass monitoredBarrier in 5000 ms, but received errors from rank 0."
+    assert collectives.silent_ranks(other, 1) == ""
+    assert collectives.silent_ranks("Connection closed by peer", 2) == ""
+
+
 def test_a_rank_that_never_comes(tmp_path: Path, children: list[subprocess.Popen[bytes]]) -> None:
     children += started(tmp_path, 2, "--timeout", "1")
     children[1].kill()
