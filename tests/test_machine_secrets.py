@@ -257,3 +257,10 @@ def test_a_secret_is_exported_and_is_no_word_of_a_command_line() -> None:
     assert (
         found[0] == found[1] >= {"URL=value", "PROXY=value", "x=value", "http_proxy=http://proxy:3128", "PATHS=value"}
     )
+
+
+def test_a_secret_in_json_is_no_placeholder_of_an_example() -> None:
+    from runner.machine.secrets import is_placeholder
+
+    assert all(map(is_placeholder, ("<your-token>", "[token]", "{{ token }}", "hf_your_token_here", "CHANGE_THIS")))
+    assert not any(map(is_placeholder, ('{"private_key": "MIIE"}', '["a", "b"]', "hf_AbCdEf123456")))

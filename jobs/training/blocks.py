@@ -122,6 +122,6 @@ class Stream(IterableDataset[dict[str, torch.Tensor]]):
             words = [document for document in batch[self.found.column] if document is not None]
             if words:
                 found = self.tokenizer(words, return_attention_mask=False, verbose=False)["input_ids"]
-                # as in the cache: an empty document has no end token, but some tokenizers begin it with one of theirs
+                # as in the cache, an empty document has no tokens: some tokenizers would begin it with a start token
                 whole = [[*ids, *self.end] if len(ids) else [] for ids in found]
                 yield numpy.concatenate([numpy.asarray(ids, dtype=numpy.int64) for ids in whole])

@@ -205,7 +205,7 @@ SCRIPTS = [
     advice("cpus-not-inherited", "#SBATCH -c 8\nsrun ./a.sh\n", "#SBATCH -c 8\nsrun -l hostname\n", line=4),
     advice(
         "cpus-not-inherited",
-        "#SBATCH -c 8\nsrun bash -c 'python a.py'\n",
+        "#SBATCH -c 8\nsrun bash -c 'echo begin && python a.py'\n",
         "#SBATCH -c 8\nsrun -N1 /bin/bash -c 'echo $HOSTNAME'\n",
         line=4,
     ),

@@ -38,7 +38,8 @@ _VALUE = re.compile(
 
 # what examples have in the place of a secret: <your-token>, hf_your_token_here, CHANGE_THIS, hf_xxxx
 _PLACEHOLDER = re.compile(
-    r"^[<\[{]|(^|[\W_])your([\W_]|$)|^(change|replace)[\W_]?(this|me|it)\b|[\W_]here$|(^|[\W_])x{3,}$|\.\.\.$"
+    r"^<|^\[[^\]\"]*\]$|^\{+[\w .-]*\}+$"
+    r"|(^|[\W_])your([\W_]|$)|^(change|replace)[\W_]?(this|me|it)\b|[\W_]here$|(^|[\W_])x{3,}$|\.\.\.$"
     r"|^<?redacted",
     re.IGNORECASE,
 )

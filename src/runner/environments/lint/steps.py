@@ -101,9 +101,9 @@ _SMALL = re.compile(
 
 
 def _needs_one_core(words: Sequence[str]) -> bool:
-    """Whether a step only says something or handles a few files, also by `bash -c`."""
+    """Whether a step only says something or handles a few files, also by one command of `bash -c`."""
     if len(words) > 2 and PurePath(words[0]).name in ("bash", "sh") and words[1] in ("-c", "-lc"):
-        words = words[2].split()
+        words = () if re.search(r"[;&|\n(`]", words[2]) else words[2].split()
     return bool(words) and _SMALL.fullmatch(PurePath(words[0]).name) is not None
 
 
