@@ -51,7 +51,7 @@ class Wanted:
     def note(self) -> str:
         """The name of the file that records the download. runner looks for the same name."""
         if self.kind == "file":
-            return f"files--{self.name[-64:]}.json"
+            return f"files--{self.name[-64:].lower()}.json"
         words = (f"{self.kind}s", *self.name.split("/"), self.revision.replace("/", "-"), self.part.replace("/", "-"))
         return "--".join(word for word in words if word) + ".json"
 
@@ -138,6 +138,7 @@ def fetch(wanted: Wanted, home: Path, *, dry_run: bool = False) -> dict[str, Any
 def fetch_file(wanted: Wanted, home: Path, *, dry_run: bool = False) -> dict[str, Any]:
     """Download one file unless it is complete, and return the record to write when its checksum is right."""
     url, _, checksum = wanted.name.rpartition("#sha256=")
+    checksum = checksum.lower()
     folder = home / "hub" / "files" / "snapshots" / checksum
     path = folder / (Path(urllib.parse.urlsplit(url).path).name or "file")
     record = {**asdict(wanted), "commit": checksum, "folder": str(folder)}

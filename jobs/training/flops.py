@@ -38,6 +38,7 @@ PEAKS = (
     Peak("H100 NVL", 835.5e12, "NVIDIA H100 data sheet, 2024: 1,671 TFLOPS with sparsity, halved"),
     Peak("H100 PCIe", 756e12, "NVIDIA H100 data sheet, 2023: 1,513 TFLOPS with sparsity, halved"),
     Peak("H100", 989.4e12, "NVIDIA H100 data sheet, 2023: SXM, 1,979 TFLOPS with sparsity, halved"),
+    Peak("H800 PCIe", 756e12, "as H100 PCIe"),
     Peak("H800", 989.4e12, "as H100 SXM"),
     Peak("H20", 148e12, "NVIDIA H20 data sheet, 2023"),
     Peak("A100", 312e12, "NVIDIA A100 data sheet, 2021"),
@@ -66,10 +67,14 @@ PEAKS = (
 NO_ATTENTION = ("linear_attention", "mamba", "conv", "moe")
 
 
+# Such a word after the name of a GPU makes it another, slower or faster one: a slice, a GeForce RTX 4090 Laptop GPU.
+_OTHERS = {"mig", "laptop", "mobile", "max", "ti", "super", "d"}
+
+
 def find_peak(name: str) -> Peak | None:
     """Return the peak of a GPU by the name that torch gives it; None if it is not known."""
     words = name.replace("-", " ").lower().split()
-    if "mig" in words:  # a slice of a GPU
+    if _OTHERS & set(words):
         return None
     return next((peak for peak in PEAKS if set(peak.name.lower().split()) <= set(words)), None)
 

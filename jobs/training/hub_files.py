@@ -62,7 +62,7 @@ def local(word: str | None) -> str | None:
         return word
     homes = (os.environ.get("HF_HOME"), os.environ.get("RUNNER_CACHE", "") + "/huggingface")
     for home in filter(None, homes):
-        for path in (Path(home) / "hub" / "files" / "snapshots" / checksum).glob("[!.]*"):
+        for path in (Path(home) / "hub" / "files" / "snapshots" / checksum.lower()).glob("[!.]*"):
             return str(path)
     raise JobError(f"{url} is not in the cache", "a job does not download files", "run with the same arguments: runner"
                    " prefetch JOB")  # fmt: skip

@@ -165,6 +165,7 @@ def test_all_attempts_of_a_run_are_one_run_of_wandb(tmp_path: Path, monkeypatch:
     [
         ("NVIDIA H100 80GB HBM3", 989.4),
         ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H800 PCIe", 756),
         ("NVIDIA GH200 120GB", 989.4),
         ("NVIDIA H200", 989.4),
         ("NVIDIA H200 NVL", 835.5),
@@ -184,7 +185,9 @@ def test_a_gpu_is_known_by_the_name_that_torch_gives_it(gpu: str, teraflops: flo
     assert peak is not None and peak.flops == pytest.approx(teraflops * 1e12) and peak.source
 
 
-@pytest.mark.parametrize("gpu", ["NVIDIA GeForce GT 710", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", ""])
+@pytest.mark.parametrize(
+    "gpu", ["NVIDIA GeForce GT 710", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GeForce RTX 4090 Laptop GPU", ""]
+)
 def test_of_an_unknown_gpu_or_a_slice_of_one_no_peak_is_made_up(gpu: str) -> None:
     assert flops.find_peak(gpu) is None
 

@@ -172,6 +172,9 @@ def test_a_file_by_url_must_be_prefetched(tmp_path: Path) -> None:
     assert settled(tmp_path, command=("pip", "install", FILE.name))[1] == (), "pip downloads it itself"
     noted(tmp_path / hub.HOME, FILE)
     assert settled(tmp_path, *words)[0].env == {"HF_HUB_OFFLINE": "1"}
+    url, _, checksum = FILE.name.rpartition("=")
+    capitals = settled(tmp_path, "--vocab-file", f"{url}={checksum.upper()}")
+    assert capitals[0].env == {"HF_HUB_OFFLINE": "1"}, "a checksum may have capital letters"
 
 
 def test_a_job_that_is_offline_and_lacks_something_is_refused(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ _REVISIONS = {"model": ("model_revision",), "dataset": ("dataset_revision",)}
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # a string, so that it is compiled only if a job names something
 _FILE = r"\.(jsonl?|parquet|csv|txt|arrow|py|ya?ml|gz|zst)$"
-_URL = r"https?://\S+#sha256=[0-9a-f]{64}$"
+_URL = r"https?://\S+#sha256=[0-9a-fA-F]{64}$"
 _LINE = r"(?m)^([A-Za-z_]+)\s*:\s*(?:\"([^\"]*)\"|'([^']*)'|([^#\s]+))"
 
 
@@ -58,7 +58,7 @@ class Repository(NamedTuple):
     def note(self) -> str:
         """The name of the file that records the prefetch. jobs/prefetch.py writes it."""
         if self.kind == "file":
-            return f"files--{self.name[-64:]}.json"
+            return f"files--{self.name[-64:].lower()}.json"
         words = (
             f"{self.kind}s",
             *self.name.split("/"),
