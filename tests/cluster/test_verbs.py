@@ -201,6 +201,19 @@ def test_an_existing_cluster_is_not_created_again(pcluster: Cloud) -> None:
     assert "the name c is taken: CREATE_COMPLETE" in pcluster("cluster", "create", "c", code=1).stderr
 
 
+def test_a_creation_that_was_stopped_goes_on(pcluster: Cloud) -> None:
+    """`create` of ParallelCluster is asked once; the host file is written at the end."""
+    failed = [1, "Could not connect to the endpoint URL"]
+    begun = {"version": VERSION, "create_cluster": [[0, "{}"]]}
+    pcluster.answers(**begun, describe_cluster=[ABSENT, failed])
+    assert "to go on: runner cluster create c" in pcluster("cluster", "create", "c", code=1).stderr
+    pcluster.answers(version=VERSION, describe_cluster=[aws("CREATE_IN_PROGRESS"), aws("CREATE_COMPLETE")])
+    pcluster("cluster", "create", "c")
+    assert 'host = "ubuntu@1.2.3.4"' in (pcluster.home / ".config/runner/hosts/c.toml").read_text()
+    pcluster.answers(version=VERSION, describe_cluster=[aws("CREATE_COMPLETE")])
+    assert "the name c is taken" in pcluster("cluster", "create", "c", code=1).stderr
+
+
 def test_another_version_of_the_tool_is_refused(pcluster: Cloud, cloud: Cloud) -> None:
     pcluster.answers(version=[[0, '{"version": "3.9.1"}']])
     error = pcluster("cluster", "create", "c", code=1).stderr
@@ -230,7 +243,7 @@ def test_ctrl_c_says_what_stays_and_how_to_remove_it(toolkit: Cloud) -> None:
     os.killpg(started.pid, signal.SIGINT)
     _, stderr = started.communicate(timeout=60)
     assert started.returncode == 130
-    assert "what exists stays, and may cost money; to remove it: runner cluster destroy c" in stderr
+    assert "what exists stays, and may cost money; to go on: runner cluster create c; to remove it: " in stderr
 
 
 def test_status_and_list_as_json(pcluster: Cloud) -> None:

@@ -109,7 +109,11 @@ def create(args: argparse.Namespace, console: Console) -> int:
         console.answer("\n".join(map(shlex.join, tool.commands(cluster, "create"))))
         return 0
     tool.check_version(cluster)
-    if (state := tool.ask(cluster)) not in (NOT_CREATED, INCOMPLETE):
+    state, host_file = tool.ask(cluster), user_folder(os.environ).parent / "hosts" / f"{name}.toml"
+    is_new = state in (NOT_CREATED, INCOMPLETE)
+    # the host file comes last: an earlier `create` has written the site file and was stopped while it waited
+    goes_on = (cluster.folder / "site.toml").is_file() and not host_file.exists()
+    if not is_new and not (goes_on and (state.is_ready or state.word == "CREATE_IN_PROGRESS")):
         why = f"the name {cluster.values['deployment']} is taken: {state.word}"
         raise RunnerError(f"cannot create {name}", why, f"runner cluster status {name}")
     what = f"{name} may cost {cost:,.2f} per hour, above the budget of {budget:,.2f}"
@@ -119,13 +123,18 @@ def create(args: argparse.Namespace, console: Console) -> int:
         and not (args.yes or console.confirm(what, "confirm with --yes, or reduce `count`"))
     ):
         return 1
-    render(args, console)
+    # the toolkit goes on with what it has begun; ParallelCluster refuses a second request
+    again = is_new or (cluster.folder / cluster.values["deployment"]).is_dir()
+    if again:
+        render(args, console)
     try:
-        tool.run(cluster, "create", console)
+        if again:
+            tool.run(cluster, "create", console)
         state = _wait(cluster, console)
     except BaseException:
         console.warn(
-            f"what exists stays, and may cost money; to remove it: runner cluster destroy {name}"
+            f"what exists stays, and may cost money; to go on: runner cluster create {name}; "
+            f"to remove it: runner cluster destroy {name}"
         )
         raise
     command = tool.remote(cluster, state)
@@ -135,9 +144,8 @@ def create(args: argparse.Namespace, console: Console) -> int:
     # a Host of ~/.ssh/config would name the key itself
     if cluster.values["key"] and command[-1] != name:
         host += f'[login]\nkey = "~/.ssh/{cluster.values["key"]}.pem"\n'
-    path = user_folder(os.environ).parent / "hosts" / f"{name}.toml"
     try:
-        console.answer(write_own(path, host, force=args.force))
+        console.answer(write_own(host_file, host, force=args.force))
     except RunnerError as error:  # the cluster exists, so `create --force` would refuse
         lines = "; ".join(host.splitlines())
         console.warn(f"{error.what}: {error.why}; for --on {name}, it must contain: {lines}")
