@@ -126,6 +126,30 @@ def test_what_a_wrapper_wraps_is_the_cause(tmp_path: Path, inner: str, expected:
     assert code(tmp_path, f"torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:\n{inner}\n") == expected
 
 
+@pytest.mark.parametrize(
+    ("reason", "report", "expected"),
+    [
+        ("", "FATAL ERROR:Failed to write to output filesystem", "image-write"),
+        (
+            "Write failed because No space left on device",
+            "FATAL ERROR:Failed to write to output filesystem",
+            "disk-full",
+        ),
+        ("", "ray.exceptions.RuntimeEnvSetupError: Failed to set up runtime environment.", "ray-runtime-env"),
+        (
+            "ERROR: No matching distribution found for flash-attn==9.9",
+            "ray.exceptions.RuntimeEnvSetupError: Failed to set up runtime environment.",
+            "pip-version",
+        ),
+    ],
+)
+def test_what_only_reports_a_failed_step_yields_to_its_reason(
+    tmp_path: Path, reason: str, report: str, expected: str
+) -> None:
+    assert code(tmp_path, f"{reason}\n{report}\n") == expected
+    assert code(tmp_path, f"{report}\n{reason}\n") == expected
+
+
 def test_what_one_line_wraps_is_the_cause_too(tmp_path: Path) -> None:
     line = "torch._dynamo.exc.InternalTorchDynamoError: ImportError: libcuda.so.1: cannot open shared object file"
     assert code(tmp_path, f"{line}: No such file or directory\n") == "library-missing"
