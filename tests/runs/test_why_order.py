@@ -74,6 +74,27 @@ def test_what_comes_after_a_timeout_is_not_its_cause(tmp_path: Path) -> None:
     assert code(tmp_path, TIMEOUT + rest) == "nccl-timeout"
 
 
+def test_what_a_process_says_while_it_ends_after_a_timeout_is_not_its_cause(tmp_path: Path) -> None:
+    waited = "[rank6]: RuntimeError: DeepEP error: timeout (dispatch CPU)\n"
+    ends = "terminate called after throwing an instance of 'c10::AcceleratorError'\n{}  what():  CUDA error: {}\n"
+    access, ecc = "an illegal memory access was encountered", "uncorrectable ECC error encountered"
+    assert code(tmp_path, waited + ends.format("", access)) == "nccl-timeout"
+    assert code(tmp_path, ends.format("", access) + waited) == "gpu-illegal-access"
+    assert code(tmp_path, waited + ends.format("[rank3]:", access)) == "gpu-illegal-access"
+    assert code(tmp_path, waited + ends.format("", ecc)) == "gpu-ecc"
+
+
+def test_a_message_that_the_training_outran_before_is_not_the_cause_when_it_comes_again(tmp_path: Path) -> None:
+    lacks = "Could not load library libnvrtc.so.11.2. Error: libnvrtc.so.11.2: cannot open shared object file\n"
+    step = "Epoch 0: 0%| | 2/2500 [00:04<1:36:38, 0.43it/s, loss=1.540]"
+    nan = "RuntimeError: Function 'LogSoftmaxBackward0' returned nan values in its 0th output."
+    assert code(tmp_path, lacks + step + lacks + error(nan)) == "nan-gradient"
+    assert code(tmp_path, lacks + step + lacks) == "library-missing"
+    assert code(tmp_path, step + lacks + error(nan)) == "library-missing"
+    full = error("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB.")
+    assert code(tmp_path, "skipping a step: CUDA error: out of memory\n" + step + "\n" + full) == "gpu-out-of-memory"
+
+
 def test_in_another_log_the_times_tell_what_came_after_a_timeout(tmp_path: Path) -> None:
     late = "2026-08-06 16:18:55 cleaning up\n" + LATE
     early = "2026-08-06 16:08:40 saving\n" + LATE

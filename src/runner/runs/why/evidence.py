@@ -60,7 +60,10 @@ _DEATH = re.compile(r"\S{1,400}: line \d{1,6}: +\d+ ")  # `line 30:  4711 Killed
 _PRINTS = re.compile(
     r"\s+(?:raise |print\(|(?:\w{1,40}\.){0,4}(?:warn|warning|error|info|debug|exception|critical)\()"
 )
-_HARDWARE = {"gpu-ecc", "gpu-nvlink", "gpu-xid", "gpu-lost"}  # a program may go on for a while
+HARDWARE = {"gpu-ecc", "gpu-nvlink", "gpu-xid", "gpu-lost"}  # a program may go on for a while
+_TERMINATED = (
+    "what(): "  # C++ prints it when an exception ends a process, most often on its way out
+)
 _NEAR_LINES = 80  # how far from a line without a time to look for one
 _IGNORED = "Exception ignored in"  # the traceback of a finalizer, which did not end the program
 # the log level of a line (NCCL's WARN and Slurm's `error:` are errors), or a request that is retried
@@ -116,6 +119,11 @@ class Evidence:
         return f"{self.path}:{self.number}" if self.number else str(self.path)
 
     @property
+    def on_exit(self) -> bool:
+        """Whether C++ printed it while it ended the process."""
+        return _TERMINATED in self.text and self.cause.code not in HARDWARE
+
+    @property
     def order(self) -> tuple[datetime, str, int]:
         """The sort key: the time, and within a file the position."""
         return (self.at, str(self.path), self.offset)
@@ -150,7 +158,7 @@ def read_log(source: Source) -> Reading:
         (line.offset for line, block, _ in blocks if not block.ignored), default=-1
     )
     time_limit = max((line.offset for line in kept if TIME_LIMIT in line.text), default=-1)
-    found, explained = [], set()
+    found, explained, outran = [], set(), set()
     for line in kept:
         if _says_nothing(line, blocks):
             continue
@@ -167,11 +175,15 @@ def read_log(source: Source) -> Reading:
         if block:
             explained.add(block[0].offset)
         each = _evidence(line, cause, source, result, block[1] if block else None)
+        outrun = _is_outrun(
+            line, cause, block is not None, result, last_traceback, again=cause.code in outran
+        )
+        if outrun:
+            outran.add(cause.code)
         each = replace(
             each,
             handled=block is not None and block[0].offset in handled,
-            outrun=_is_outrun(line, cause, block is not None, result, last_traceback)
-            or _went_on(line, max(last_traceback, time_limit)),
+            outrun=outrun or _went_on(line, max(last_traceback, time_limit)),
         )
         found.append(_with_reason(each))
     found += [
@@ -206,14 +218,15 @@ def _evidence(
 
 
 def _is_outrun(
-    line: Line, cause: Cause, in_traceback: bool, result: Scan, last_traceback: int
+    line: Line, cause: Cause, in_traceback: bool, result: Scan, last_traceback: int, *, again: bool
 ) -> bool:
-    """Whether the program ran after a line about the start, or trained after a line that is not an exception."""
+    """Whether the program ran after a line about the start, or trained after a line that is not an exception; `again`:
+    it trained after an earlier line of the same cause."""
     trained = result.progress > line.progress
     if cause.phase == "start" or (cause.subject == "container" and _STARTER.match(line.text)):
         return trained or line.offset < last_traceback
     exception = in_traceback or _BARE.match(without_prefix(line.text)[1])
-    return trained and not exception and cause.code not in _HARDWARE
+    return (trained or again) and not exception and cause.code not in HARDWARE
 
 
 def _is_from_tool(line: Line) -> bool:

@@ -409,13 +409,15 @@ def _without_outrun(errors: Sequence[Evidence]) -> list[Evidence]:
 
 def _is_consequence(each: Evidence, symptoms: Sequence[Evidence]) -> bool:
     """Whether an error came after the end: after a collective timed out, or after its rank lost another one."""
-    if each.cause.subject in _ALSO_LATER or each.cause.code in _DEATHS:
+    if each.cause.code in _DEATHS or (each.cause.subject in _ALSO_LATER and not each.on_exit):
         return False
     for symptom in symptoms:
         if symptom.doubtful or not _is_after(each, symptom):
             continue
         code, same_rank = symptom.cause.code, each.rank == symptom.rank
-        if code in _WAITED | _ENDED or (code in _LEFT and same_rank):
+        if code in _WAITED | _ENDED and (not each.on_exit or same_rank or each.rank is None):
+            return True
+        if code in _LEFT and same_rank:
             return True
         if code in _TOLD and same_rank and each.rank is not None:
             return True
