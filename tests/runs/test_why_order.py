@@ -380,6 +380,65 @@ def test_what_a_shell_or_tool_says_is_the_cause_only_where_the_script_did_not_go
     assert code(tmp_path, f"{line}\n{error(NO_FILE)}{end}") == TOOLS[line]
 
 
+@pytest.mark.parametrize(
+    ("line", "alone"),
+    [
+        (
+            "slurmstepd: error:  mpi/pmix_v4: pmixp_p2p_send: nid002 [1]: pmixp_utils.c:467: send failed, rc=1001",
+            "pmix",
+        ),
+        ("[nid002:4711] PMIX ERROR: ERROR in file gds_ds12_lock_pthread.c at line 169", "pmix"),
+        (
+            "[WARN] Squashfs image uses lzo compression, this version supports only xz, zlib, zstd.",
+            "squashfs-compression",
+        ),
+        ("wandb: ERROR Error while calling W&B API: context deadline exceeded (<Response [500]>)", "wandb-unreachable"),
+        ("  what():  CUDA error: driver shutting down", "gpu-initialization"),
+    ],
+)
+def test_what_others_say_around_a_traceback_is_not_its_cause(tmp_path: Path, line: str, alone: str) -> None:
+    assert code(tmp_path, f"{error(KEY)}{line}\n") == "key-missing"
+    assert code(tmp_path, f"{line}\n{error(KEY)}") == "key-missing"
+    assert code(tmp_path, labelled(3, error(KEY)) + f"{line}\n") == "key-missing"
+    assert code(tmp_path, f"{line}\n") == alone
+
+
+def test_what_cuda_says_on_the_way_out_does_not_explain_an_exception_but_a_fault_of_the_gpu_does(
+    tmp_path: Path,
+) -> None:
+    ends = "terminate called after throwing an instance of 'c10::AcceleratorError'\n  what():  CUDA error: {}\n"
+    failed = error("ValueError: bad row 7")
+    assert code(tmp_path, failed + ends.format("an illegal memory access was encountered")) == "python-exception"
+    assert code(tmp_path, labelled(1, failed) + ends.format("uncorrectable ECC error encountered")) == "gpu-ecc"
+
+
+LOST = """\
+Exception in thread QueueFeederThread:
+Traceback (most recent call last):
+  File "/usr/lib/python3.12/multiprocessing/queues.py", line 244, in _feed
+    send_bytes(obj)
+  File "/usr/lib/python3.12/multiprocessing/connection.py", line 377, in _send
+    n = write(self._handle, buf)
+BrokenPipeError: [Errno 32] Broken pipe
+"""
+LEFT_OVER = """\
+Traceback (most recent call last):
+  File "/usr/lib/python3.12/multiprocessing/util.py", line 303, in _run_finalizers
+    finalizer()
+  File "/usr/lib/python3.12/multiprocessing/util.py", line 133, in _remove_temp_dir
+    rmtree(tempdir, onerror=onerror)
+OSError: [Errno 39] Directory not empty: '/tmp/pymp-x1'
+"""
+
+
+@pytest.mark.parametrize(("lost", "alone"), [(LOST, "connection-lost"), (LEFT_OVER, "file-exists")])
+def test_that_a_process_is_gone_is_the_cause_only_where_nothing_says_why(tmp_path: Path, lost: str, alone: str) -> None:
+    assert code(tmp_path, lost + error(KEY)) == "key-missing"
+    assert code(tmp_path, error(KEY) + lost) == "key-missing"
+    assert code(tmp_path, lost) == alone
+    assert code(tmp_path, error(KEY) + "{'loss': 2.1}\n" * 40 + lost) == alone
+
+
 def test_a_compiler_that_a_shell_does_not_find_is_why_a_build_fails(tmp_path: Path) -> None:
     lacks = "/bin/sh: 1: nvcc: not found\n"
     assert code(tmp_path, lacks + error("RuntimeError: Error compiling objects for extension")) == "compiler-missing"

@@ -71,7 +71,8 @@ _NO_ERROR = re.compile(
     r"^(?:(?!NCCL|ERROR|FATAL|[Ee]rror:).){0,100}?(?:(?<![\w.-])(?:WARN(?:ING)?|INFO|DEBUG|[Ww]arning)(?:[\]\s:|)]|$)"
     r"|\b\w{1,40}Warning: |\[[WI](?:\d{3,4})? |^[WI]\d{4} )"
     r"|\{\"timestamp\":\"[^\"]{1,60}\",\"level\":\"(?:WARN|INFO|DEBUG)\""  # hf-xet, which is written in Rust
-    r"|.{0,2000}thrown while requesting [A-Z]"
+    r"|.{0,2000}thrown while requesting [A-Z]|.{0,2000}(?:CUDA error: driver shutting down|cudaErrorCudartUnloading)"
+    r"|wandb: ERROR "
 )
 
 
@@ -152,7 +153,7 @@ def read_log(source: Source) -> Reading:
     result = scan(source.path, _words(), source.start)
     modified = datetime.fromtimestamp(files.modified(source.path) or time.time())
     kept = result.lines()
-    blocks = _tracebacks(source.path, kept)
+    blocks = _without_lost_processes(_tracebacks(source.path, kept), result)
     handled = {line.offset for line, _, is_handled in blocks if is_handled}
     last_traceback = max(
         (line.offset for line, block, _ in blocks if not block.ignored), default=-1
@@ -169,9 +170,10 @@ def read_log(source: Source) -> Reading:
             found += _own_message(line, cause, source, result)
             continue
         block = _block_of(line, blocks)
-        others = cause.kind != CAUSE or _is_from_tool(line)
+        others = cause.kind != CAUSE or cause.phase == "start" or _is_from_tool(line)
+        others = others or _TERMINATED in line.text or _is_no_error(line)
         if block and others and line.number > block[0].number + block[1].last:
-            block = None  # what other processes print afterwards explains nothing
+            block = None  # what other processes print afterwards, or this one on its way out, explains nothing
         if block:
             explained.add(block[0].offset)
         each = _evidence(line, cause, source, result, block[1] if block else None)
@@ -212,7 +214,7 @@ def _evidence(
         node=node_of(line.text),
         frame=block.frame if block else None,
         survived=result.survived(line),
-        doubtful=_NO_ERROR.match(without_prefix(line.text)[1]) is not None,
+        doubtful=_is_no_error(line),
         from_tool=_is_from_tool(line),
     )
 
@@ -227,6 +229,10 @@ def _is_outrun(
         return trained or line.offset < last_traceback
     exception = in_traceback or _BARE.match(without_prefix(line.text)[1])
     return (trained or again) and not exception and cause.code not in HARDWARE
+
+
+def _is_no_error(line: Line) -> bool:
+    return _NO_ERROR.match(without_prefix(line.text)[1]) is not None
 
 
 def _is_from_tool(line: Line) -> bool:
@@ -379,6 +385,20 @@ def _tracebacks(path: Path, kept: Sequence[Line]) -> list[tuple[Line, Traceback,
             block = replace(block, caused=next_at)
         found.append((line, _with_users_frame(lines, block, next_at), next_at is not None))
     return found
+
+
+def _without_lost_processes(
+    blocks: Sequence[tuple[Line, Traceback, bool]], result: Scan
+) -> list[tuple[Line, Traceback, bool]]:
+    """The tracebacks; one that says only that another process ended is ignored, if there is one that says more."""
+    says_more = any(
+        not (block.lost_process or block.ignored or is_handled or result.survived(line))
+        for line, block, is_handled in blocks
+    )
+    return [
+        (line, replace(block, ignored=block.ignored or (says_more and block.lost_process)), handled)
+        for line, block, handled in blocks
+    ]
 
 
 def _with_users_frame(lines: Sequence[str], block: Traceback, next_at: int | None) -> Traceback:

@@ -465,6 +465,7 @@ def _reason(first: Evidence, broken: Sequence[Evidence]) -> Evidence:
         if (
             each.outrun
             or each.cause.code in passed
+            or ((each.on_exit or each.cause.phase == "start") and each.order > first.order)
             or (each.from_tool and not tried and not wraps and each.order > first.order)
             or (
                 tried
