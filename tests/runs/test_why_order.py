@@ -394,6 +394,17 @@ def test_what_a_shell_or_tool_says_is_the_cause_only_where_the_script_did_not_go
         ),
         ("wandb: ERROR Error while calling W&B API: context deadline exceeded (<Response [500]>)", "wandb-unreachable"),
         ("  what():  CUDA error: driver shutting down", "gpu-initialization"),
+        ("srun: error: Unable to create step for job 4711: Job/step already completing or completed", "job-gone"),
+        ("nid001:1:2 [0] NCCL WARN NET/OFI Failed to initialize tuner, using the default", "nccl-ofi"),
+        ("A module that was compiled using NumPy 1.x cannot be run in NumPy 2.3.1 as it may crash.", "numpy-abi"),
+        ("AttributeError: _ARRAY_API not found", "numpy-abi"),
+        (
+            "ERROR: This container was built for NVIDIA Driver Release 580.82 or later, but version 550.54 was "
+            "detected and compatibility mode is UNAVAILABLE.",
+            "gpu-driver-too-old",
+        ),
+        ("[nid002:4711] mca_base_component_repository_open: unable to open mca_op_avx: undefined symbol: ompi_op", "-"),
+        ("LustreError: 11-0: scratch-OST0001-osc: operation ost_read to node 10.0.0.1@o2ib failed: rc = -110", "-"),
     ],
 )
 def test_what_others_say_around_a_traceback_is_not_its_cause(tmp_path: Path, line: str, alone: str) -> None:
@@ -401,6 +412,12 @@ def test_what_others_say_around_a_traceback_is_not_its_cause(tmp_path: Path, lin
     assert code(tmp_path, f"{line}\n{error(KEY)}") == "key-missing"
     assert code(tmp_path, labelled(3, error(KEY)) + f"{line}\n") == "key-missing"
     assert code(tmp_path, f"{line}\n") == alone
+
+
+def test_what_nccl_warned_of_is_the_cause_where_nccl_failed(tmp_path: Path) -> None:
+    warning = "nid001:1:2 [0] NCCL WARN NET/OFI Couldn't open CQ. RC: -22, ERROR: Invalid argument\n"
+    assert code(tmp_path, warning + error("ValueError: bad row 7")) == "python-exception"
+    assert code(tmp_path, warning + NCCL + "\n" + error("ValueError: bad row 7")) == "nccl-ofi"
 
 
 def test_what_cuda_says_on_the_way_out_does_not_explain_an_exception_but_a_fault_of_the_gpu_does(

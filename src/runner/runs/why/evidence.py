@@ -41,7 +41,9 @@ OWN_MESSAGE = (
 SUMMARY = "Root Cause (first observed failure)"  # torch 2.13, torch/distributed/elastic/multiprocessing/errors
 TIME_LIMIT = "DUE TO TIME LIMIT"  # slurmstepd
 # an exception without a traceback
-_BARE = re.compile(r"^\s{0,40}(Exception|[A-Za-z_][\w.]{0,120}(?:Error|Exception))(?:: |$)")
+_BARE = re.compile(
+    r"^\s{0,40}(?!LustreError: )(Exception|[A-Za-z_][\w.]{0,120}(?:Error|Exception))(?:: |$)"
+)
 _BARE_WORDS = ("Error: ", "Exception: ", "AssertionError", "NotImplementedError")
 _BLOCK_BYTES = 256 << 10  # more than the longest traceback
 _AFTER_LINES = 8  # the message of an exception may have several lines
@@ -61,6 +63,7 @@ _PRINTS = re.compile(
     r"\s+(?:raise |print\(|(?:\w{1,40}\.){0,4}(?:warn|warning|error|info|debug|exception|critical)\()"
 )
 HARDWARE = {"gpu-ecc", "gpu-nvlink", "gpu-xid", "gpu-lost"}  # a program may go on for a while
+NCCL_WARNING = "NCCL WARN "
 _TERMINATED = (
     "what(): "  # C++ prints it when an exception ends a process, most often on its way out
 )
@@ -72,7 +75,8 @@ _NO_ERROR = re.compile(
     r"|\b\w{1,40}Warning: |\[[WI](?:\d{3,4})? |^[WI]\d{4} )"
     r"|\{\"timestamp\":\"[^\"]{1,60}\",\"level\":\"(?:WARN|INFO|DEBUG)\""  # hf-xet, which is written in Rust
     r"|.{0,2000}thrown while requesting [A-Z]|.{0,2000}(?:CUDA error: driver shutting down|cudaErrorCudartUnloading)"
-    r"|wandb: ERROR "
+    r"|wandb: ERROR |A module that was compiled using NumPy|AttributeError: _ARRAY_API"
+    r"|ERROR: This container was built for NVIDIA Driver"
 )
 
 
@@ -170,10 +174,9 @@ def read_log(source: Source) -> Reading:
             found += _own_message(line, cause, source, result)
             continue
         block = _block_of(line, blocks)
-        others = cause.kind != CAUSE or cause.phase == "start" or _is_from_tool(line)
-        others = others or _TERMINATED in line.text or _is_no_error(line)
-        if block and others and line.number > block[0].number + block[1].last:
-            block = None  # what other processes print afterwards, or this one on its way out, explains nothing
+        after = block is not None and line.number > block[0].number + block[1].last
+        if after and _is_apart(line, cause):
+            block = None
         if block:
             explained.add(block[0].offset)
         each = _evidence(line, cause, source, result, block[1] if block else None)
@@ -229,6 +232,17 @@ def _is_outrun(
         return trained or line.offset < last_traceback
     exception = in_traceback or _BARE.match(without_prefix(line.text)[1])
     return (trained or again) and not exception and cause.code not in HARDWARE
+
+
+def _is_apart(line: Line, cause: Cause) -> bool:
+    """Whether a line below an exception does not belong to it: other programs, or this one on its way out, print it."""
+    return (
+        cause.kind != CAUSE
+        or cause.phase == "start"
+        or any(word in line.text for word in (_TERMINATED, NCCL_WARNING))
+        or _is_from_tool(line)
+        or _is_no_error(line)
+    )
 
 
 def _is_no_error(line: Line) -> bool:
