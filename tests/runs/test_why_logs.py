@@ -134,6 +134,29 @@ def test_a_traceback_that_ray_prints_for_its_worker_names_the_users_frame(tmp_pa
     assert (answer.first.frame.file, answer.line.endswith("ValueError: bad")) == ("/home/u/reward.py", True)
 
 
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "[nid001:{}]:",
+        "[nid001:{}]:[rank{}]: ",
+        "[15:{}]:",
+        "[trainer{}]:",
+        "[worker3|{}]:",
+        "[0] [{}] ",
+        "  | 2024-08-23T22:22:58.879Z | [rank{}]: ",
+        "2025-10-31 03:11:02,478 - Trainer - INFO - [rank{}]: ",
+    ],
+)
+def test_a_traceback_is_read_behind_what_a_launcher_puts_before_each_line(tmp_path: Path, prefix: str) -> None:
+    """torchrun's --role, Monarch, a collector of logs; the lines of two ranks are mixed."""
+    log = tmp_path / "job.log"
+    lines = ["Traceback (most recent call last):", '  File "/home/u/a.py", line 7, in main', "    x()", "KeyError: 'b'"]
+    log.write_text("".join(f"{prefix.format(rank, rank)}{line}\n" for line in lines for rank in (5, 6)))
+    answer = explain_logs([log])
+    assert answer.cause is not None and answer.first is not None and answer.first.frame is not None
+    assert (answer.cause.code, answer.first.frame.line) == ("key-missing", 7)
+
+
 def test_a_traceback_in_a_box_or_with_stamped_lines_names_the_users_frame(tmp_path: Path) -> None:
     log = tmp_path / "job.log"
     for lines in (

@@ -74,6 +74,27 @@ def test_what_comes_after_a_timeout_is_not_its_cause(tmp_path: Path) -> None:
     assert code(tmp_path, TIMEOUT + rest) == "nccl-timeout"
 
 
+def test_what_a_process_says_while_it_ends_after_a_timeout_is_not_its_cause(tmp_path: Path) -> None:
+    waited = "[rank6]: RuntimeError: DeepEP error: timeout (dispatch CPU)\n"
+    ends = "terminate called after throwing an instance of 'c10::AcceleratorError'\n{}  what():  CUDA error: {}\n"
+    access, ecc = "an illegal memory access was encountered", "uncorrectable ECC error encountered"
+    assert code(tmp_path, waited + ends.format("", access)) == "nccl-timeout"
+    assert code(tmp_path, ends.format("", access) + waited) == "gpu-illegal-access"
+    assert code(tmp_path, waited + ends.format("[rank3]:", access)) == "gpu-illegal-access"
+    assert code(tmp_path, waited + ends.format("", ecc)) == "gpu-ecc"
+
+
+def test_a_message_that_the_training_outran_before_is_not_the_cause_when_it_comes_again(tmp_path: Path) -> None:
+    lacks = "Could not load library libnvrtc.so.11.2. Error: libnvrtc.so.11.2: cannot open shared object file\n"
+    step = "Epoch 0: 0%| | 2/2500 [00:04<1:36:38, 0.43it/s, loss=1.540]"
+    nan = "RuntimeError: Function 'LogSoftmaxBackward0' returned nan values in its 0th output."
+    assert code(tmp_path, lacks + step + lacks + error(nan)) == "nan-gradient"
+    assert code(tmp_path, lacks + step + lacks) == "library-missing"
+    assert code(tmp_path, step + lacks + error(nan)) == "library-missing"
+    full = error("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB.")
+    assert code(tmp_path, "skipping a step: CUDA error: out of memory\n" + step + "\n" + full) == "gpu-out-of-memory"
+
+
 def test_in_another_log_the_times_tell_what_came_after_a_timeout(tmp_path: Path) -> None:
     late = "2026-08-06 16:18:55 cleaning up\n" + LATE
     early = "2026-08-06 16:08:40 saving\n" + LATE
@@ -124,6 +145,30 @@ def test_a_node_that_does_not_start_is_why_the_others_wait(tmp_path: Path) -> No
 )
 def test_what_a_wrapper_wraps_is_the_cause(tmp_path: Path, inner: str, expected: str) -> None:
     assert code(tmp_path, f"torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:\n{inner}\n") == expected
+
+
+@pytest.mark.parametrize(
+    ("reason", "report", "expected"),
+    [
+        ("", "FATAL ERROR:Failed to write to output filesystem", "image-write"),
+        (
+            "Write failed because No space left on device",
+            "FATAL ERROR:Failed to write to output filesystem",
+            "disk-full",
+        ),
+        ("", "ray.exceptions.RuntimeEnvSetupError: Failed to set up runtime environment.", "ray-runtime-env"),
+        (
+            "ERROR: No matching distribution found for flash-attn==9.9",
+            "ray.exceptions.RuntimeEnvSetupError: Failed to set up runtime environment.",
+            "pip-version",
+        ),
+    ],
+)
+def test_what_only_reports_a_failed_step_yields_to_its_reason(
+    tmp_path: Path, reason: str, report: str, expected: str
+) -> None:
+    assert code(tmp_path, f"{reason}\n{report}\n") == expected
+    assert code(tmp_path, f"{report}\n{reason}\n") == expected
 
 
 def test_what_one_line_wraps_is_the_cause_too(tmp_path: Path) -> None:
@@ -333,6 +378,82 @@ def test_what_a_shell_or_tool_says_is_the_cause_only_where_the_script_did_not_go
     assert code(tmp_path, f"{line}\n{limit}") == "time-limit"
     assert code(tmp_path, f"{line}\n{end}") == TOOLS[line]
     assert code(tmp_path, f"{line}\n{error(NO_FILE)}{end}") == TOOLS[line]
+
+
+@pytest.mark.parametrize(
+    ("line", "alone"),
+    [
+        (
+            "slurmstepd: error:  mpi/pmix_v4: pmixp_p2p_send: nid002 [1]: pmixp_utils.c:467: send failed, rc=1001",
+            "pmix",
+        ),
+        ("[nid002:4711] PMIX ERROR: ERROR in file gds_ds12_lock_pthread.c at line 169", "pmix"),
+        (
+            "[WARN] Squashfs image uses lzo compression, this version supports only xz, zlib, zstd.",
+            "squashfs-compression",
+        ),
+        ("wandb: ERROR Error while calling W&B API: context deadline exceeded (<Response [500]>)", "wandb-unreachable"),
+        ("  what():  CUDA error: driver shutting down", "gpu-initialization"),
+        ("srun: error: Unable to create step for job 4711: Job/step already completing or completed", "job-gone"),
+        ("nid001:1:2 [0] NCCL WARN NET/OFI Failed to initialize tuner, using the default", "nccl-ofi"),
+        ("A module that was compiled using NumPy 1.x cannot be run in NumPy 2.3.1 as it may crash.", "numpy-abi"),
+        ("AttributeError: _ARRAY_API not found", "numpy-abi"),
+        (
+            "ERROR: This container was built for NVIDIA Driver Release 580.82 or later, but version 550.54 was "
+            "detected and compatibility mode is UNAVAILABLE.",
+            "gpu-driver-too-old",
+        ),
+        ("[nid002:4711] mca_base_component_repository_open: unable to open mca_op_avx: undefined symbol: ompi_op", "-"),
+        ("LustreError: 11-0: scratch-OST0001-osc: operation ost_read to node 10.0.0.1@o2ib failed: rc = -110", "-"),
+    ],
+)
+def test_what_others_say_around_a_traceback_is_not_its_cause(tmp_path: Path, line: str, alone: str) -> None:
+    assert code(tmp_path, f"{error(KEY)}{line}\n") == "key-missing"
+    assert code(tmp_path, f"{line}\n{error(KEY)}") == "key-missing"
+    assert code(tmp_path, labelled(3, error(KEY)) + f"{line}\n") == "key-missing"
+    assert code(tmp_path, f"{line}\n") == alone
+
+
+def test_what_nccl_warned_of_is_the_cause_where_nccl_failed(tmp_path: Path) -> None:
+    warning = "nid001:1:2 [0] NCCL WARN NET/OFI Couldn't open CQ. RC: -22, ERROR: Invalid argument\n"
+    assert code(tmp_path, warning + error("ValueError: bad row 7")) == "python-exception"
+    assert code(tmp_path, warning + NCCL + "\n" + error("ValueError: bad row 7")) == "nccl-ofi"
+
+
+def test_what_cuda_says_on_the_way_out_does_not_explain_an_exception_but_a_fault_of_the_gpu_does(
+    tmp_path: Path,
+) -> None:
+    ends = "terminate called after throwing an instance of 'c10::AcceleratorError'\n  what():  CUDA error: {}\n"
+    failed = error("ValueError: bad row 7")
+    assert code(tmp_path, failed + ends.format("an illegal memory access was encountered")) == "python-exception"
+    assert code(tmp_path, labelled(1, failed) + ends.format("uncorrectable ECC error encountered")) == "gpu-ecc"
+
+
+LOST = """\
+Exception in thread QueueFeederThread:
+Traceback (most recent call last):
+  File "/usr/lib/python3.12/multiprocessing/queues.py", line 244, in _feed
+    send_bytes(obj)
+  File "/usr/lib/python3.12/multiprocessing/connection.py", line 377, in _send
+    n = write(self._handle, buf)
+BrokenPipeError: [Errno 32] Broken pipe
+"""
+LEFT_OVER = """\
+Traceback (most recent call last):
+  File "/usr/lib/python3.12/multiprocessing/util.py", line 303, in _run_finalizers
+    finalizer()
+  File "/usr/lib/python3.12/multiprocessing/util.py", line 133, in _remove_temp_dir
+    rmtree(tempdir, onerror=onerror)
+OSError: [Errno 39] Directory not empty: '/tmp/pymp-x1'
+"""
+
+
+@pytest.mark.parametrize(("lost", "alone"), [(LOST, "connection-lost"), (LEFT_OVER, "file-exists")])
+def test_that_a_process_is_gone_is_the_cause_only_where_nothing_says_why(tmp_path: Path, lost: str, alone: str) -> None:
+    assert code(tmp_path, lost + error(KEY)) == "key-missing"
+    assert code(tmp_path, error(KEY) + lost) == "key-missing"
+    assert code(tmp_path, lost) == alone
+    assert code(tmp_path, error(KEY) + "{'loss': 2.1}\n" * 40 + lost) == alone
 
 
 def test_a_compiler_that_a_shell_does_not_find_is_why_a_build_fails(tmp_path: Path) -> None:

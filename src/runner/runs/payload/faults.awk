@@ -2,7 +2,7 @@
 # `runner why` knows the same messages (runs/why/causes).
 
 # messages of drivers and CUDA after which a GPU is unusable
-/uncorrectable ECC error|CUDA_ERROR_ECC_UNCORRECTABLE|cudaErrorECCUncorrectable|[Uu]ncorrectable NVLink error/ { gpu = gpu ? gpu : $0 }
+/uncorrectable ECC error|CUDA_ERROR_ECC_UNCORRECTABLE|cudaErrorECCUncorrectable|uncorrectable hardware error|[Uu]ncorrectable NVLink error/ { gpu = gpu ? gpu : $0 }
 /GPU has fallen off the bus|fallen off the bus and is not responding|GPU is lost|ERROR_GPU_IS_LOST/ { gpu = gpu ? gpu : $0 }
 /Unable to determine the device handle for GPU/ { gpu = gpu ? gpu : $0 }
 

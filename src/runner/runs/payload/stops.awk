@@ -12,6 +12,7 @@ match($0, /most likely due to a circular import/) { found("circular-import"); ne
 match($0, /yaml\.(scanner\.ScannerError|parser\.ParserError): /) { found("config-syntax"); next }
 match($0, /ValueError: (Feature type '(List|LargeList|Video|Pdf|Json|Mesh|Nifti)' not found|Invalid pattern: '[*][*]')/) { found("dataset-version"); next }
 match($0, /AssertionError: Check batch related parameters/) { found("deepspeed-batch"); next }
+match($0, /ZeRO parameter intra parallel group is already initialized/) { found("deepspeed-hpz"); next }
 match($0, /RuntimeError: .*(to have the same dtype|expected scalar type )/) { found("dtype-mismatch"); next }
 match($0, /Expandable segments are not compatible with memory pool/) { found("expandable-segments"); next }
 match($0, /^(.*[^A-Za-z])?(FileNotFoundError|NotADirectoryError|IsADirectoryError): \[Errno/) { found("file-missing"); next }
@@ -24,6 +25,7 @@ match($0, /ImportError: cannot import name '[A-Za-z_0-9.]*' from '/) { found("im
 match($0, /Cannot find a build variant for this system|does not have build: /) { found("kernel-variant"); next }
 match($0, /of the rendezvous endpoint '.*' must be|Unsupported nproc_per_node value/) { found("launcher-argument"); next }
 match($0, /(ImportError|OSError): .*cannot open shared object file/) { found("library-missing"); next }
+match($0, /NotImplementedError: Cannot copy out of meta tensor/) { found("meta-tensor"); next }
 match($0, /ValueError: Unrecognized model in /) { found("model-config"); next }
 match($0, /but Transformers does not recognize this architecture/) { found("model-unknown"); next }
 match($0, /(ModuleNotFoundError|ImportError): No module named|python[0-9.]*: No module named /) { found("module-missing"); next }

@@ -41,7 +41,9 @@ OWN_MESSAGE = (
 SUMMARY = "Root Cause (first observed failure)"  # torch 2.13, torch/distributed/elastic/multiprocessing/errors
 TIME_LIMIT = "DUE TO TIME LIMIT"  # slurmstepd
 # an exception without a traceback
-_BARE = re.compile(r"^\s{0,40}(Exception|[A-Za-z_][\w.]{0,120}(?:Error|Exception))(?:: |$)")
+_BARE = re.compile(
+    r"^\s{0,40}(?!LustreError: )(Exception|[A-Za-z_][\w.]{0,120}(?:Error|Exception))(?:: |$)"
+)
 _BARE_WORDS = ("Error: ", "Exception: ", "AssertionError", "NotImplementedError")
 _BLOCK_BYTES = 256 << 10  # more than the longest traceback
 _AFTER_LINES = 8  # the message of an exception may have several lines
@@ -60,7 +62,11 @@ _DEATH = re.compile(r"\S{1,400}: line \d{1,6}: +\d+ ")  # `line 30:  4711 Killed
 _PRINTS = re.compile(
     r"\s+(?:raise |print\(|(?:\w{1,40}\.){0,4}(?:warn|warning|error|info|debug|exception|critical)\()"
 )
-_HARDWARE = {"gpu-ecc", "gpu-nvlink", "gpu-xid", "gpu-lost"}  # a program may go on for a while
+HARDWARE = {"gpu-ecc", "gpu-nvlink", "gpu-xid", "gpu-lost"}  # a program may go on for a while
+NCCL_WARNING = "NCCL WARN "
+_TERMINATED = (
+    "what(): "  # C++ prints it when an exception ends a process, most often on its way out
+)
 _NEAR_LINES = 80  # how far from a line without a time to look for one
 _IGNORED = "Exception ignored in"  # the traceback of a finalizer, which did not end the program
 # the log level of a line (NCCL's WARN and Slurm's `error:` are errors), or a request that is retried
@@ -68,7 +74,9 @@ _NO_ERROR = re.compile(
     r"^(?:(?!NCCL|ERROR|FATAL|[Ee]rror:).){0,100}?(?:(?<![\w.-])(?:WARN(?:ING)?|INFO|DEBUG|[Ww]arning)(?:[\]\s:|)]|$)"
     r"|\b\w{1,40}Warning: |\[[WI](?:\d{3,4})? |^[WI]\d{4} )"
     r"|\{\"timestamp\":\"[^\"]{1,60}\",\"level\":\"(?:WARN|INFO|DEBUG)\""  # hf-xet, which is written in Rust
-    r"|.{0,2000}thrown while requesting [A-Z]"
+    r"|.{0,2000}thrown while requesting [A-Z]|.{0,2000}(?:CUDA error: driver shutting down|cudaErrorCudartUnloading)"
+    r"|wandb: ERROR |A module that was compiled using NumPy|AttributeError: _ARRAY_API"
+    r"|ERROR: This container was built for NVIDIA Driver"
 )
 
 
@@ -116,6 +124,11 @@ class Evidence:
         return f"{self.path}:{self.number}" if self.number else str(self.path)
 
     @property
+    def on_exit(self) -> bool:
+        """Whether C++ printed it while it ended the process."""
+        return _TERMINATED in self.text and self.cause.code not in HARDWARE
+
+    @property
     def order(self) -> tuple[datetime, str, int]:
         """The sort key: the time, and within a file the position."""
         return (self.at, str(self.path), self.offset)
@@ -144,13 +157,13 @@ def read_log(source: Source) -> Reading:
     result = scan(source.path, _words(), source.start)
     modified = datetime.fromtimestamp(files.modified(source.path) or time.time())
     kept = result.lines()
-    blocks = _tracebacks(source.path, kept)
+    blocks = _without_lost_processes(_tracebacks(source.path, kept), result)
     handled = {line.offset for line, _, is_handled in blocks if is_handled}
     last_traceback = max(
         (line.offset for line, block, _ in blocks if not block.ignored), default=-1
     )
     time_limit = max((line.offset for line in kept if TIME_LIMIT in line.text), default=-1)
-    found, explained = [], set()
+    found, explained, outran = [], set(), set()
     for line in kept:
         if _says_nothing(line, blocks):
             continue
@@ -161,17 +174,21 @@ def read_log(source: Source) -> Reading:
             found += _own_message(line, cause, source, result)
             continue
         block = _block_of(line, blocks)
-        others = cause.kind != CAUSE or _is_from_tool(line)
-        if block and others and line.number > block[0].number + block[1].last:
-            block = None  # what other processes print afterwards explains nothing
+        after = block is not None and line.number > block[0].number + block[1].last
+        if after and _is_apart(line, cause):
+            block = None
         if block:
             explained.add(block[0].offset)
         each = _evidence(line, cause, source, result, block[1] if block else None)
+        outrun = _is_outrun(
+            line, cause, block is not None, result, last_traceback, again=cause.code in outran
+        )
+        if outrun:
+            outran.add(cause.code)
         each = replace(
             each,
             handled=block is not None and block[0].offset in handled,
-            outrun=_is_outrun(line, cause, block is not None, result, last_traceback)
-            or _went_on(line, max(last_traceback, time_limit)),
+            outrun=outrun or _went_on(line, max(last_traceback, time_limit)),
         )
         found.append(_with_reason(each))
     found += [
@@ -200,20 +217,36 @@ def _evidence(
         node=node_of(line.text),
         frame=block.frame if block else None,
         survived=result.survived(line),
-        doubtful=_NO_ERROR.match(without_prefix(line.text)[1]) is not None,
+        doubtful=_is_no_error(line),
         from_tool=_is_from_tool(line),
     )
 
 
 def _is_outrun(
-    line: Line, cause: Cause, in_traceback: bool, result: Scan, last_traceback: int
+    line: Line, cause: Cause, in_traceback: bool, result: Scan, last_traceback: int, *, again: bool
 ) -> bool:
-    """Whether the program ran after a line about the start, or trained after a line that is not an exception."""
+    """Whether the program ran after a line about the start, or trained after a line that is not an exception; `again`:
+    it trained after an earlier line of the same cause."""
     trained = result.progress > line.progress
     if cause.phase == "start" or (cause.subject == "container" and _STARTER.match(line.text)):
         return trained or line.offset < last_traceback
     exception = in_traceback or _BARE.match(without_prefix(line.text)[1])
-    return trained and not exception and cause.code not in _HARDWARE
+    return (trained or again) and not exception and cause.code not in HARDWARE
+
+
+def _is_apart(line: Line, cause: Cause) -> bool:
+    """Whether a line below an exception does not belong to it: other programs, or this one on its way out, print it."""
+    return (
+        cause.kind != CAUSE
+        or cause.phase == "start"
+        or any(word in line.text for word in (_TERMINATED, NCCL_WARNING))
+        or _is_from_tool(line)
+        or _is_no_error(line)
+    )
+
+
+def _is_no_error(line: Line) -> bool:
+    return _NO_ERROR.match(without_prefix(line.text)[1]) is not None
 
 
 def _is_from_tool(line: Line) -> bool:
@@ -366,6 +399,20 @@ def _tracebacks(path: Path, kept: Sequence[Line]) -> list[tuple[Line, Traceback,
             block = replace(block, caused=next_at)
         found.append((line, _with_users_frame(lines, block, next_at), next_at is not None))
     return found
+
+
+def _without_lost_processes(
+    blocks: Sequence[tuple[Line, Traceback, bool]], result: Scan
+) -> list[tuple[Line, Traceback, bool]]:
+    """The tracebacks; one that says only that another process ended is ignored, if there is one that says more."""
+    says_more = any(
+        not (block.lost_process or block.ignored or is_handled or result.survived(line))
+        for line, block, is_handled in blocks
+    )
+    return [
+        (line, replace(block, ignored=block.ignored or (says_more and block.lost_process)), handled)
+        for line, block, handled in blocks
+    ]
 
 
 def _with_users_frame(lines: Sequence[str], block: Traceback, next_at: int | None) -> Traceback:

@@ -28,12 +28,13 @@ from runner.runs.why.cause import (
     by_state,
     by_word,
 )
-from runner.runs.why.evidence import Evidence, Reading, Source, read_log
+from runner.runs.why.evidence import NCCL_WARNING, Evidence, Reading, Source, read_log
 
 # states that explain more than an exception in the log, which may be a consequence
 _STRONG_STATES = {"NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"}
 _PYTHON = "python"  # the subject of missing modules, files and attributes
-_NO_REASONS = {_PYTHON, "launch", "nccl", "slurm"}  # of an exception that followed one of those
+_NCCL = "nccl"
+_NO_REASONS = {_PYTHON, "launch", _NCCL, "slurm"}  # of an exception that followed one of those
 _WAITING = {"PENDING", "REQUEUE_HOLD", "REQUEUED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 
 
@@ -361,12 +362,13 @@ def judge(readings: Sequence[Reading]) -> Verdict:
     symptoms = [each for each in fatal if each.cause.kind == SYMPTOM]
     summaries = [each for each in fatal if each.cause.kind == SUMMARY]
     broken = broken or _died_alone(everything, symptoms, summaries, readings)
+    all_broken, broken = broken, _without_warnings(broken, symptoms)
     sure = _without_outrun([each for each in broken if not each.doubtful])
     early = [each for each in sure if not _is_consequence(each, symptoms)]
     errors = early or (symptoms if sure else broken or symptoms)
     first = _reason(_of_first_rank(errors, readings), broken or symptoms) if errors else None
     summary = summaries[0] if summaries else None
-    others = [*broken, *symptoms, *summaries]
+    others = [*all_broken, *symptoms, *summaries]
     slow = _followed(None, [each for each in everything if each.cause.kind == SLOW])
     return Verdict(first, summary, _followed(first, others), tuple(each for each, _ in slow))
 
@@ -407,15 +409,25 @@ def _without_outrun(errors: Sequence[Evidence]) -> list[Evidence]:
     ]
 
 
+def _without_warnings(errors: list[Evidence], symptoms: Sequence[Evidence]) -> list[Evidence]:
+    """The errors without what NCCL only warned of, if NCCL did not fail afterwards, and something else did."""
+    if any(each.cause.subject == _NCCL for each in symptoms):
+        return errors
+    rest = [each for each in errors if each.cause.subject != _NCCL or NCCL_WARNING not in each.text]
+    return rest if any(not each.doubtful for each in rest) else errors
+
+
 def _is_consequence(each: Evidence, symptoms: Sequence[Evidence]) -> bool:
     """Whether an error came after the end: after a collective timed out, or after its rank lost another one."""
-    if each.cause.subject in _ALSO_LATER or each.cause.code in _DEATHS:
+    if each.cause.code in _DEATHS or (each.cause.subject in _ALSO_LATER and not each.on_exit):
         return False
     for symptom in symptoms:
         if symptom.doubtful or not _is_after(each, symptom):
             continue
         code, same_rank = symptom.cause.code, each.rank == symptom.rank
-        if code in _WAITED | _ENDED or (code in _LEFT and same_rank):
+        if code in _WAITED | _ENDED and (not each.on_exit or same_rank or each.rank is None):
+            return True
+        if code in _LEFT and same_rank:
             return True
         if code in _TOLD and same_rank and each.rank is not None:
             return True
@@ -463,6 +475,7 @@ def _reason(first: Evidence, broken: Sequence[Evidence]) -> Evidence:
         if (
             each.outrun
             or each.cause.code in passed
+            or ((each.on_exit or each.cause.phase == "start") and each.order > first.order)
             or (each.from_tool and not tried and not wraps and each.order > first.order)
             or (
                 tried

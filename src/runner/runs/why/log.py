@@ -266,18 +266,18 @@ _GLOG = re.compile(
 )  # torch writes no leading zero
 # `(WorkerDict pid=4711, ip=10.0.0.1) `, and SkyPilot's `(worker1, rank=1, pid=4711, ip=10.0.0.1) `
 _RAY = r"\((?:[\w.:<>]{1,80}|[\w.-]{1,60}, rank=\d{1,6},) pid=\d{1,9}(?:, ip=[\w.:]{1,60})?\) ?"
-# of each line of a traceback too: the host (pdsh, DeepSpeed), mpirun's `[1,3]<stderr>:`, a bare `[3]:`
+# of each line of a traceback too: the host (pdsh, DeepSpeed), Monarch's `[0] [3] `
 _HOST = (
-    r"(?:[a-z][a-z-]{0,30}\d[\w.-]{0,40}|\d{1,3}(?:\.\d{1,3}){3}): "
+    r"(?:(?:[a-z][a-z-]{0,30}\d[\w.-]{0,40}|\d{1,3}(?:\.\d{1,3}){3}): |(?:\[\d{1,4}\] ){1,3})"
     r"(?=\s{2}|\[rank|Traceback|[\w.]{1,80}(?:Error|Exception)\b)"
 )
-_TAGS = (
-    r"\[(?:rank ?\d{1,6}|default\d{1,4})\]:? ?|\[\d{1,4}\]:|\[\d{1,4},\d{1,6}\]<std(?:err|out)>:"
-)
+# `[rank3]: `, torchrun's role and local rank (`[default3]:`, `[nid001:3]:` for --role), mpirun's `[1,3]<stderr>:`
+_TAGS = r"\[(?:rank ?\d{1,6}|default\d{1,4})\]:? ?|\[(?:\w[\w.:|-]{0,80})?\d\]:|\[\d{1,4},\d{1,6}\]<std(?:err|out)>:"
 _PREFIX = re.compile(rf"^(?:\s?\d{{1,6}}: |{_TAGS}|{_RAY}|{_HOST})+")
 # what a collector of logs, `docker compose` (`vllm-1  | `), or vLLM's logger, puts before each line
 _STAMP = re.compile(
-    r"^(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?(?: \| |[ \t])(?:std(?:out|err) [FP] )?"
+    r"^(?:(?:\s{0,4}\| )?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?(?: \| |[ \t])"
+    r"(?:std(?:out|err) [FP] |- [\w.-]{1,60} - [A-Z]{4,8} - (?=\[rank))?"
     r"|\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d{1,9})?\] (?=\s|Traceback|[\w.]{1,80}(?:Error|Exception)\b)"
     r"|(?:ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./]{1,60}:\d{1,6}\] "
     r"|[a-z][\w.-]{1,80} {2,40}\| )"

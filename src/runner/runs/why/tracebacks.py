@@ -23,6 +23,19 @@ _FOREIGN = re.compile(
 )
 
 
+_QUEUES = re.compile(
+    r"/multiprocess(?:ing)?/(?:connection|managers|queues|util|resource_sharer)\.py$"
+)
+_GONE = {
+    "BrokenPipeError",
+    "ConnectionRefusedError",
+    "ConnectionResetError",
+    "EOFError",
+    "FileNotFoundError",
+    "OSError",
+}
+
+
 @dataclass(frozen=True)
 class Frame:
     """A place in the code."""
@@ -50,6 +63,12 @@ class Traceback:
     """how many lines after its header the traceback begins that it was the direct cause of (`raise … from`)"""
     ignored: bool = False
     """Python printed it and continued, because a finalizer raised it"""
+
+    @property
+    def lost_process(self) -> bool:
+        """Whether a queue, pipe or temporary folder of multiprocessing fails: most often because a process ended."""
+        inner = self.frames[-1].file if self.frames else ""
+        return _QUEUES.search(inner) is not None and self.exception in _GONE
 
     @property
     def frame(self) -> Frame | None:
