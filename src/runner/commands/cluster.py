@@ -275,6 +275,7 @@ def adopt(args: argparse.Namespace, console: Console) -> int:
     target = (project.root or project.start) / "clusters" / f"{name}.toml"
     text = f'provider = "{"google" if "deployment_groups" in data else "aws"}"\ndeployment = "{name}"\n'
     text += f"document = {quoted(os.path.relpath(path, target.parent))}\n"
-    console.answer(write_own(target, text, force=args.force))
+    fix = f"to keep this file: runner cluster render {name}\nto replace it: add --force"
+    console.answer(write_own(target, text, force=args.force, fix=fix))
     args.cluster, args.dry_run = str(target), False
     return render(args, console)
