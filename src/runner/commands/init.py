@@ -25,9 +25,15 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    init = subparsers.add_parser("init", parents=[common])
+    init = subparsers.add_parser(
+        "init",
+        parents=[common],
+        description="Make this folder a project. With --site NAME: write a site file for a cluster instead.",
+    )
     init.add_argument(
-        "--all", action="store_true", help="write every script, job file, environment and recipe"
+        "--all",
+        action="store_true",
+        help="without --site: write every script, job file, environment, recipe and cluster file",
     )
     init.add_argument("--account", metavar="NAME", help="with --site: the account to charge")
     init.add_argument("--partition", metavar="NAME", help="with --site: the partition to use")
