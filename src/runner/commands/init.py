@@ -54,6 +54,15 @@ def init_project(args: argparse.Namespace, console: Console) -> int:
     from runner.machine import files
     from runner.project import find_project
 
+    given = [name for name in ("account", "partition") if getattr(args, name) and not args.site]
+    given += ["all"] if args.all and args.site else []
+    if given:
+        raise RunnerError(
+            f"init: --{given[0]} is given {'with' if args.site else 'without'} --site",
+            "with --site, runner writes a site file, and without it a project",
+            f"runner init --site {args.site or 'NAME'}{'' if args.site else f' --{given[0]} NAME'}",
+            exit_code=2,
+        )
     if args.site:
         return _init_site(args, console)
     shipped, here = find_project().shipped, Path.cwd()
