@@ -95,15 +95,15 @@ def init_project(args: argparse.Namespace, console: Console) -> int:
 
 
 def _editable(shipped: Path) -> list[Path]:
-    """The shipped files that users edit. The package jobs/training is not copied: it always comes from runner."""
+    """The shipped files that users edit. What always comes from runner is not copied."""
     found = [*shipped.glob("Containerfile.*")]
     for kind in ("containers", "edf", "jobs", "clusters"):
         found += [path for path in (shipped / kind).rglob("*") if path.is_file()]
-    training = shipped / "jobs" / "training"
+    own = [shipped / "jobs" / name for name in ("training", "prefetch.py")]
     return [
         path
         for path in found
-        if "__pycache__" not in path.parts and not path.is_relative_to(training)
+        if "__pycache__" not in path.parts and not any(map(path.is_relative_to, own))
     ]
 
 
