@@ -1,7 +1,7 @@
 """Sessions: they call `runner` commands and print them as a user would type them.
 
 ./nox -s demo          the main job end to end: image, squashfs, environment, training, sample
-./nox -s tests         the test suite on real parts (real Slurm, podman, registry, squashfs), in a quarter of an hour
+./nox -s tests         the test suite on real parts (real Slurm, podman, registry, squashfs), in ten minutes
 ./nox -s tests-all     every test, also those that depend on time, take long or ask a package index: an hour
 ./nox -s quick         the tests that need neither Slurm nor podman nor torch, in two minutes
 ./nox -s 'pins(ngc-24.06)'   the tests of the jobs on the versions of that image, without a GPU; also ngc-25.06
@@ -231,7 +231,7 @@ def build_image(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The test suite on real parts, in a quarter of an hour; words after -- go to pytest: `-- tests/runs -x`."""
+    """The test suite on real parts, in ten minutes; words after -- go to pytest: `-- tests/runs -x`."""
     debian_packages(session, CONTAINERS + LAB)
     use_shared_environment(session)
     if session.posargs:

@@ -62,6 +62,16 @@ def test_each_table_of_options_belongs_to_a_verb() -> None:
         (("launch", "--nodse", "2"), "--nodse"),
         (("launch", "--nod", "2"), "--nod"),  # no abbreviations
         (("env",), "runner env --help"),
+        (("gc", "--older", "30d", "--dry-run"), "--older is given without --runs or --code"),
+        (("gc", "--tagged"), "--tagged is given without --runs or --code"),
+        (("init", "--account", "a01", "--dry-run"), "runner init --site NAME --account NAME"),
+        (("init", "--site", "x", "--all", "--dry-run"), "--all is given with --site"),
+        (("connect", "host", "--close", "--install"), "not allowed with argument --close"),
+        (("memory", "--megatron", "7.5B", "--dtype", "fp16"), "--dtype has no effect with --megatron"),
+        (("memory", "gpt2", "--megatron", "7.5B"), "gpt2 has no effect with --megatron"),
+        (("why", "last", "--log", "x"), "why: both a run and --log are given"),
+        (("why", "--list", "nccl", "--log", "x"), "not allowed with argument"),
+        (("env", "check", "--list", "mount", "--json"), "--json has no effect with --list"),
     ],
 )
 def test_a_usage_error_is_exit_code_2_in_three_parts(argv: tuple[str, ...], said: str) -> None:

@@ -1,17 +1,20 @@
 """The documentation: every link leads somewhere, every page is listed, the example script does what its page says."""
 
+import argparse
 import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from bench import docs
 
+from runner.cli import VERBS, make_parser
 from runner.environments import edf
 from runner.runs import job
 from runner.site_files import VALUES
@@ -58,6 +61,29 @@ def test_each_key_is_explained():
     ):
         text = (ROOT / "docs" / page).read_text()
         assert [name for name in names if not re.search(rf"`(\[?)({name})\b|^    {name}\b", text, re.M)] == [], page
+
+
+PAGES_OF_VERBS = {"connect": "on", "env check": "lint", "skill": "budget"}
+
+
+def options(parser: argparse.ArgumentParser, verb: str = "") -> Iterator[tuple[str, argparse.Action]]:
+    """(verb, option) of a parser and of those below it, but not what all verbs have."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, inner in action.choices.items():
+                yield from options(inner, f"{verb} {name}".strip())
+        elif verb and action.help != argparse.SUPPRESS and not {"-h", "-v", "--site"} & {*action.option_strings}:
+            yield verb, action
+
+
+def test_each_option_has_a_help_and_is_on_the_page_of_its_verb():
+    for verb, action in options(make_parser(list(VERBS))):
+        page = PAGES_OF_VERBS.get(verb, verb.split()[0])
+        text = (ROOT / f"docs/{page}.md").read_text()
+        known = [name for name in action.option_strings if re.search(rf"{re.escape(name)}(?![\w-])", text)]
+        assert known or not action.option_strings, (verb, action.option_strings, page)
+        # a number of a model has the name that its config.json gives it
+        assert action.help or "_" in action.option_strings[0], (verb, action.option_strings)
 
 
 @pytest.fixture

@@ -45,11 +45,11 @@ def test_init_takes_the_environment_of_the_site(tmp_path):
     assert "edf/ngc-ds.toml" in runner(tmp_path, "init", RUNNER_SITE="generic-slurm").stdout.splitlines()
 
 
-def test_init_all_writes_what_a_user_edits_and_never_the_package(tmp_path):
+def test_init_all_writes_what_a_user_edits_and_never_what_always_comes_from_runner(tmp_path):
     written = runner(tmp_path, "init", "--all").stdout.splitlines()
     for name in ("containers/cpu.toml", "Containerfile.cpu", "jobs/clm.py", "jobs/deepspeed/zero3.json", *FIRST):
         assert name in written
-    assert not [name for name in written if name.startswith("jobs/training")]
+    assert not [name for name in written if name.startswith(("jobs/training", "jobs/prefetch"))]
 
 
 def test_a_second_init_says_what_it_did_not_do(tmp_path):

@@ -153,6 +153,9 @@ def test_an_unknown_key_is_refused_with_line_and_near_miss():
         "  because: the keys of this EDF: image, mounts",
         "  try:     did you mean 'mounts'?",
     ]
+    with pytest.raises(RunnerError) as caught:
+        refuse_unknown_keys(document("[restart]\nhnag = 1\n"), ("restart",), ("hang",), "job")
+    assert "unknown key 'hnag' in [restart]" in caught.value.what and caught.value.why == "the keys of [restart]: hang"
     refuse_unknown_keys(document("[env]\nA = 1\n"), ("env",), ("A",), "EDF")
     refuse_unknown_keys(document(""), ("env",), (), "EDF")
 

@@ -37,7 +37,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "shell": ("shell:open_shell", "open a shell or run a command in an environment or a run"),
         "open": (
             "open",
-            "JupyterLab, VS Code or TensorBoard in an environment or a run; prints a URL",
+            "JupyterLab, TensorBoard, VS Code or ssh in an environment or a run; prints a URL",
         ),
         "status": ("status:show_status", "list runs: state, progress, time left"),
         "watch": ("status:watch_status", "show the status until all runs have ended"),

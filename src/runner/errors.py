@@ -31,20 +31,27 @@ class RunnerError(Exception):
 
 
 def unknown(
-    kind: str, name: str, known: Iterable[str], fix: str = "", place: object = None
+    kind: str,
+    name: str,
+    known: Iterable[str],
+    fix: str = "",
+    place: object = None,
+    *,
+    is_file: bool = False,
 ) -> RunnerError:
     """The error for a name that does not exist. It suggests a similar name and lists all known names.
 
-    `place` is the line of the file that contains the name.
+    `place` is the line of the file that contains the name. `is_file`: the user may give a path instead.
     """
     names = sorted(known)
     close = nearest(name, names, 0.6)
     near = close is not None and _edits(name, close) <= max(1, len(name) // 3)
     advice = f"did you mean {close!r}?" if near else fix
+    own = f", or the path of your own {kind}" if is_file else ""
     return RunnerError(
         f"{place}: there is no {kind} {name!r}" if place else f"there is no {kind} {name!r}",
         f"the known names are {', '.join(names)}" if names else f"no {kind} is available here",
-        advice or f"use one of the known names, or the path of your own {kind}",
+        advice or f"use one of the known names{own}",
     )
 
 

@@ -128,10 +128,10 @@ def refuse_unknown_keys(document: Document, table: Keys, known: Iterable[str], k
     for key in content or ():
         if key not in names:
             close = nearest(key, names, 0.6)
-            where = f" in [{'.'.join(table)}]" if table else ""
+            where = f"[{'.'.join(table)}]" if table else ""
             raise RunnerError(
-                f"{document.place(*table, key)}: unknown key {key!r}{where}",
-                f"the keys of this {kind}: {', '.join(names)}",
+                f"{document.place(*table, key)}: unknown key {key!r}{f' in {where}' if table else ''}",
+                f"the keys of {where or f'this {kind}'}: {', '.join(names)}",
                 f"did you mean {close!r}?" if close else "remove the key, or correct its name",
             )
 

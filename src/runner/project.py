@@ -71,7 +71,7 @@ class Project:
             path = root / kind / (stem + SUFFIXES[kind])
             if path.is_file():
                 return path
-        raise unknown(KIND_NAMES[kind], stem, self.names(kind))
+        raise unknown(KIND_NAMES[kind], stem, self.names(kind), is_file=True)
 
 
 def shipped_folder() -> Path:

@@ -171,7 +171,7 @@ def _machine(document: Document) -> tuple[Mapping[str, Any], Origin]:
             return cloud["types"][name]["site"], Origin(cloud["title"], cloud["date"])
     known = {each for cloud in table.values() for each in cloud["types"]}
     place = document.place("values", "machine_type")
-    raise unknown("machine type", name, known, "use one of the known names", place)
+    raise unknown("machine type", name, known, place=place)
 
 
 def machine_types() -> Mapping[str, Any]:

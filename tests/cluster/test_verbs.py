@@ -223,7 +223,8 @@ def test_another_version_of_the_tool_is_refused(pcluster: Cloud, cloud: Cloud) -
 def test_a_missing_tool_or_place_is_named(cloud: Cloud) -> None:
     cloud.file("c", AWS)
     cloud.file("g", GOOGLE)
-    assert "pcluster is not installed" in cloud("cluster", "create", "c", code=1).stderr
+    missing = cloud("cluster", "create", "c", code=1).stderr
+    assert "pcluster is not installed" in missing and "&& export PATH=$PATH:~/pcluster/bin " in missing
     cloud.programs("pcluster", "ghpc")
     cloud.file("c", AWS.replace('region = "us-east-2"\n', ""))
     assert "export AWS_REGION=…" in cloud("cluster", "status", "c", code=1).stderr

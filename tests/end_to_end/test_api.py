@@ -43,7 +43,7 @@ def training(cluster: Runner) -> Runner:
 
 def test_the_example_of_the_page_runs(training: Runner) -> None:
     assert len([line for line in EXAMPLE.splitlines() if line]) <= 10
-    example = EXAMPLE.replace("nodes=1,", 'nodes=1, engine="host",')
+    example = EXAMPLE.replace('env="cpu",', 'env="plain", engine="host",')
     done = python(training, example)
     assert done.stdout == "train-0001: COMPLETED, exit code 0\nloss 0.33 after step 30\n"
     assert done.stderr == ""

@@ -32,6 +32,7 @@ def test_the_gpu_hours_of_a_day_count_what_runs_may_still_use(local: Runner) -> 
     first = local("launch", *gpus, *SLEEP).stdout.strip()
     refused = local("launch", "--yes", *gpus, *SLEEP, code=1)
     assert "this launch may use 8.0 GPU hours, and 2.0 are left" in refused.stderr
+    assert "gpu_hours in [restart]" not in refused.stderr  # no limit of it shortens an attempt
     assert "budget: 8.0 of 10 GPU hours in 24 hours" in local("status").stderr
     sweep = ("--sweep", "N=1,2,3", "--gpus-per-node", "1", "--time", "60")
     assert "this launch may use 3.0 GPU hours" in local("launch", "--yes", *sweep, *SLEEP, code=1).stderr

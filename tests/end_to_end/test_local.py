@@ -178,9 +178,11 @@ def test_json_and_parsable(local: Runner) -> None:
 
 
 def test_shell_runs_a_command_in_the_environment(local: Runner) -> None:
-    """Variables of the EDF, the user's own folder, the exit code; the default environment of runner.toml."""
+    """Variables of the EDF, the user's own folder, the exit code; the default environment of runner.toml. Without a
+    container, nothing is mounted."""
     done = local("shell", "-v", "--engine", "host", "--", "sh", "-c", "echo $FROM_EDF $PWD; exit 5", code=5)
     assert "environment plain" in done.stderr and "the default of runner.toml" in done.stderr
+    assert "is mounted" not in done.stderr
     assert done.stdout.startswith("edf ")
     assert not local.made()
 

@@ -16,7 +16,8 @@ LOOK = "import os\nprint('offline', os.environ.get('HF_HUB_OFFLINE'), 'in', os.e
 
 
 def test_a_prefetched_job_runs_offline_and_a_damaged_one_is_not_submitted(local: Runner, tmp_path: Path) -> None:
-    write(local.project, {"jobs/look.py": LOOK, "jobs/look.toml": JOB})
+    other = "raise SystemExit('a script of the project, which only has the same name')\n"
+    write(local.project, {"jobs/look.py": LOOK, "jobs/look.toml": JOB, "jobs/prefetch.py": other})
     with serving(tmp_path / "repositories") as hub:
         hub.put("model", "org/small", {"config.json": "{}", "model.safetensors": b"x" * 5000})
         before = local("launch", "--dry-run", *HOST, "look")

@@ -144,6 +144,7 @@ def test_a_benchmark_trains_only_and_saves_nothing() -> None:
         (("--tensor-model-parallel-size", "32"), "takes 32 x 1 x 1 GPUs, and 16 GPUs is not a multiple"),
         (("--context-parallel-size", "3"), "twice the context parallel size 3 does not divide the 2048 tokens"),
         ((*ONE_GPU_EACH, "--global-batch-size", "3"), "no parallel sizes work with --global-batch-size 3"),
+        (("--tensor-model-parallel-size", "16", "--global-batch-size", "512"), "no parallel sizes fit those that"),
         (("--size", "310.1B"), "the model needs more memory than 16 GPUs have"),
         (("--micro-batch-size", "x"), "--micro-batch-size 'x' is not a number"),
     ],

@@ -62,7 +62,8 @@ def test_a_path_through_a_link_or_a_parent_folder_means_the_file_that_is_there(
 
 
 @pytest.mark.parametrize(
-    ("word", "advice"), [("stf", "did you mean 'sft'?"), ("./othr.py", "did you mean 'other.py'?")]
+    ("word", "advice"),
+    [("stf", "did you mean 'sft'?"), ("./othr.py", "did you mean 'other.py'?"), ("./none/x.py", "check the path")],
 )
 def test_an_unknown_script_lists_the_known_ones(project: Project, word: str, advice: str) -> None:
     with pytest.raises(RunnerError, match="there is no script") as caught:

@@ -75,10 +75,11 @@ def test_without_a_time_limit_there_is_no_warning(tmp_path: Path) -> None:
 
 def test_a_wrong_signal(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
-    path.write_text("command = ['true']\nsave_signal = 'TREM'\n")
-    with pytest.raises(RunnerError, match="there is no save_signal 'TREM'") as caught:
-        resolve.resolve((load_job_file(path),), BARE, SLURM)
-    assert f"{path}:2" in caught.value.what and caught.value.fix == "did you mean 'TERM'?"
+    for wrong, fix in (("TREM", "did you mean 'TERM'?"), ("HUP", "use one of the known names")):
+        path.write_text(f"command = ['true']\nsave_signal = '{wrong}'\n")
+        with pytest.raises(RunnerError, match=f"there is no save_signal '{wrong}'") as caught:
+            resolve.resolve((load_job_file(path),), BARE, SLURM)
+        assert f"{path}:2" in caught.value.what and caught.value.fix == fix
 
 
 @pytest.mark.parametrize(

@@ -350,9 +350,10 @@ def test_a_users_shell_text_cannot_leave_its_document() -> None:
 
 
 def test_more_words_than_fit_are_refused() -> None:
-    """Before sbatch or the kernel would, with a way out."""
-    with pytest.raises(RunnerError, match="the command is too long"):
-        script(command_job("cat", *["x" * 100_000] * 11))
+    """Before sbatch or the kernel would, with a way out. The limit counts bytes, not characters."""
+    for text in ("x" * 100_000, "é" * 50_000):
+        with pytest.raises(RunnerError, match=r"the command is too long: 11\d{5} bytes"):
+            script(command_job("cat", *[text] * 11))
 
 
 def test_workdir_of_the_edf_is_kept() -> None:

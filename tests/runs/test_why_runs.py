@@ -203,6 +203,7 @@ def test_an_error_before_the_cancel_is_noted(tmp_path: Path) -> None:
 def test_a_cancelled_run_without_a_log_says_so(tmp_path: Path) -> None:
     answer = explain_run(make_run(tmp_path, state="cancelled"))
     assert answer.cause is not None and (answer.cause.code, answer.evidence) == ("cancelled", "run.json")
+    assert "sacct" not in answer.cause.fix  # without a scheduler, there is none
 
 
 def test_a_run_whose_dependency_failed_was_not_cancelled_by_somebody(tmp_path: Path) -> None:
@@ -213,11 +214,17 @@ def test_a_run_whose_dependency_failed_was_not_cancelled_by_somebody(tmp_path: P
 
 
 def test_a_run_that_the_scheduler_has_lost_says_so(tmp_path: Path) -> None:
-    run = make_run(tmp_path)
-    attempt(run, 1)
-    answer = explain_run(run)
-    assert answer.cause is not None and answer.cause.code == "run-lost"
-    assert f"`cd {run.folder} && sbatch job.sbatch`" in answer.cause.fix
+    """The fix submits it again, as its folder allows."""
+    for name, file, by_hand in (
+        ("sft-0001", "job.sbatch", "cd {} && bash job.sbatch >> job.log 2>&1"),
+        ("own-0001", "submit.sh", "bash {}/submit.sh"),
+    ):
+        run = make_run(tmp_path, name)
+        (run.folder / file).touch()
+        attempt(run, 1)
+        answer = explain_run(run)
+        assert answer.cause is not None and answer.cause.code == "run-lost"
+        assert f"`{by_hand.format(run.folder)}`" in answer.cause.fix and "sacct" not in answer.cause.fix
 
 
 def test_a_failed_run_is_never_said_to_be_fine_and_its_last_lines_are_shown(tmp_path: Path) -> None:

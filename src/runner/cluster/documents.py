@@ -108,14 +108,16 @@ def _name(item: Any) -> Any:
     )
 
 
-def write_own(path: Path, text: str, *, force: bool) -> str:
-    """Write a file with a mark, and return its path. Raises RunnerError if another or an edited file is there."""
+MOVE_CHANGES = "move your changes to the cluster file, then add --force"
+
+
+def write_own(path: Path, text: str, *, force: bool, fix: str = MOVE_CHANGES) -> str:
+    """Write a file with a mark, and return its path. Raises RunnerError, with the fix, if another or an edited file is
+    there."""
     head, _, rest = files.text_of(path).partition("\n")
     marks = [_MARK + sha256(each.strip().encode()).hexdigest()[:16] for each in (rest, text)]
     if path.exists() and not force and head != marks[0]:
         why = "runner did not make this file, or somebody has edited it"
-        raise RunnerError(
-            f"cannot replace {path}", why, "move your changes to the cluster file, then add --force"
-        )
+        raise RunnerError(f"cannot replace {path}", why, fix)
     files.write(path, f"{marks[1]}\n{text}")
     return str(path)

@@ -24,7 +24,8 @@ _MOST_FAILURES = 5
 """how often in a row the tool may fail to tell the state while runner waits"""
 _HELP = {
     "dry-run": "print what would be written or run; change nothing",
-    "force": "replace edited files; destroy: go on even if jobs run or data is lost",
+    "force": "replace files that you have edited, or that runner did not make",
+    "destroy force": "go on even if jobs run or data is lost",
     "yes": "do not ask for confirmation, however high the price",
     "json": "print JSON",
 }
@@ -74,7 +75,8 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
         elif name != "list":
             action.add_argument("cluster", metavar="CLUSTER", help="a name in clusters/, or a path")
         for option in options:
-            action.add_argument(f"--{option}", action="store_true", help=_HELP[option])
+            meaning = _HELP.get(f"{name} {option}") or _HELP[option]
+            action.add_argument(f"--{option}", action="store_true", help=meaning)
         action.set_defaults(run=function)
 
 
@@ -283,6 +285,7 @@ def adopt(args: argparse.Namespace, console: Console) -> int:
     target = (project.root or project.start) / "clusters" / f"{name}.toml"
     text = f'provider = "{"google" if "deployment_groups" in data else "aws"}"\ndeployment = "{name}"\n'
     text += f"document = {quoted(os.path.relpath(path, target.parent))}\n"
-    console.answer(write_own(target, text, force=args.force))
+    fix = f"to keep this file: runner cluster render {name}\nto replace it: add --force"
+    console.answer(write_own(target, text, force=args.force, fix=fix))
     args.cluster, args.dry_run = str(target), False
     return render(args, console)

@@ -30,6 +30,14 @@ _ROUNDS = 8  # of --fix: several findings for the same key are fixed one per rou
 def check_environments(args: argparse.Namespace, console: Console) -> int:
     """`runner env check`: the findings; exit code 1 when one of them is an error."""
     if args.list is not None:
+        for name in ("json", "fix", "engine", "enroot"):
+            if getattr(args, name):
+                raise RunnerError(
+                    f"--{name} has no effect with --list",
+                    "--list prints codes, and checks nothing",
+                    f"leave out --{name}",
+                    exit_code=2,
+                )
         return _list(args.list, console)
     if args.engine == "both":
         return _check_for_both(args, console)

@@ -147,6 +147,13 @@ def collect_garbage(args: argparse.Namespace, console: Console) -> int:
     """`runner gc`: prints the paths that were removed."""
     if args.runs or args.code:
         return collect_runs(args, console)
+    if args.older or args.tagged:
+        raise RunnerError(
+            f"{'--older' if args.older else '--tagged'} is given without --runs or --code",
+            "it chooses runs, but `runner gc` alone removes images",
+            "runner gc --runs --older 30d --dry-run",
+            exit_code=2,
+        )
     from runner.images.importer.leftovers import clear_leftovers
 
     site = chosen_site(args, console)

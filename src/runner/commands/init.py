@@ -25,9 +25,15 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    init = subparsers.add_parser("init", parents=[common])
+    init = subparsers.add_parser(
+        "init",
+        parents=[common],
+        description="Make this folder a project. With --site NAME: write a site file for a cluster instead.",
+    )
     init.add_argument(
-        "--all", action="store_true", help="write every script, job file, environment and recipe"
+        "--all",
+        action="store_true",
+        help="without --site: write every script, job file, environment, recipe and cluster file",
     )
     init.add_argument("--account", metavar="NAME", help="with --site: the account to charge")
     init.add_argument("--partition", metavar="NAME", help="with --site: the partition to use")
@@ -48,6 +54,15 @@ def init_project(args: argparse.Namespace, console: Console) -> int:
     from runner.machine import files
     from runner.project import find_project
 
+    given = [name for name in ("account", "partition") if getattr(args, name) and not args.site]
+    given += ["all"] if args.all and args.site else []
+    if given:
+        raise RunnerError(
+            f"init: --{given[0]} is given {'with' if args.site else 'without'} --site",
+            "with --site, runner writes a site file, and without it a project",
+            f"runner init --site {args.site or 'NAME'}{'' if args.site else f' --{given[0]} NAME'}",
+            exit_code=2,
+        )
     if args.site:
         return _init_site(args, console)
     shipped, here = find_project().shipped, Path.cwd()
@@ -80,15 +95,15 @@ def init_project(args: argparse.Namespace, console: Console) -> int:
 
 
 def _editable(shipped: Path) -> list[Path]:
-    """The shipped files that users edit. The package jobs/training is not copied: it always comes from runner."""
+    """The shipped files that users edit. What always comes from runner is not copied."""
     found = [*shipped.glob("Containerfile.*")]
     for kind in ("containers", "edf", "jobs", "clusters"):
         found += [path for path in (shipped / kind).rglob("*") if path.is_file()]
-    training = shipped / "jobs" / "training"
+    own = [shipped / "jobs" / name for name in ("training", "prefetch.py")]
     return [
         path
         for path in found
-        if "__pycache__" not in path.parts and not path.is_relative_to(training)
+        if "__pycache__" not in path.parts and not any(map(path.is_relative_to, own))
     ]
 
 

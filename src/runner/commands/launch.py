@@ -179,7 +179,7 @@ def _confirmed(plan: RunPlan, console: Console, *, yes: bool, runs: int) -> bool
     what = f"this launch may take {most:,.0f} GPU hours; site {plan.site.name} requires confirmation above {limit:,}"
     return console.confirm(
         what,
-        "confirm with --yes, reduce nodes or time, or limit gpu_hours in [restart] of the job file",
+        "confirm with --yes, or ask for fewer nodes, less time or fewer restarts",
     )
 
 

@@ -36,6 +36,21 @@ SHAPE_FLAGS = (
     "vocab_size",
     "max_position_embeddings",
 )
+# what --megatron takes into account
+_OF_MEGATRON = {
+    "--megatron",
+    "--gpus",
+    "--gpu",
+    "--gpu-memory",
+    "--gpu_memory",
+    "--length",
+    "--micro-batch",
+    "--micro_batch",
+    "--json",
+    "--wide",
+    "--site",
+    "--verbose",
+}
 WIDTHS = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
@@ -141,6 +156,15 @@ MOST_ROWS = 12
 
 def _show_megatron(args: argparse.Namespace, console: Console) -> int:
     """Print a line per way to split Megatron's GPT, in the order in which `launch` tries them."""
+    given = [word.partition("=")[0] for word in args.typed if word.startswith("--")]
+    ignored = [*filter(None, [args.model]), *(name for name in given if name not in _OF_MEGATRON)]
+    if ignored:
+        raise RunnerError(
+            f"{ignored[0]} has no effect with --megatron",
+            "SIZE is the model, and the estimate is for Megatron's usual settings",
+            f"leave out {', '.join(ignored)}",
+            exit_code=2,
+        )
     own = args.megatron.split(",")
     size = (
         tuple(map(int, own))

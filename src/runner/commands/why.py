@@ -23,7 +23,7 @@ def show_why(args: argparse.Namespace, console: Console) -> int:
         return _list(args.list, console, json=args.json)
     if args.log and args.run_word:
         raise RunnerError(
-            "runner why: both a run and --log are given",
+            "why: both a run and --log are given",
             "runner finds the logs of a run by itself",
             "leave out one of the two",
             exit_code=2,

@@ -34,7 +34,7 @@ def choose_engine(requested: str | None, environ: Mapping[str, str]) -> Engine:
     Raises RunnerError with the reason for each engine.
     """
     if requested is not None and requested not in ENGINES:
-        raise unknown("engine", requested, ENGINES, "use one of the known names")
+        raise unknown("engine", requested, ENGINES)
     reasons: dict[str, str] = {}
     for name in (requested,) if requested else ENGINES:
         if name == "podman" and process.which("podman"):

@@ -142,7 +142,7 @@ def _bare_containerfile(name: str, project: Project) -> Recipe | None:
             path = root / f"Containerfile.{name}"
             return Recipe(image_name(name), path, root, path, context=None)
     if name.removesuffix(".toml") not in project.names("containers") and "/" not in name:
-        raise unknown("recipe", name, recipe_names(project))
+        raise unknown("recipe", name, recipe_names(project), is_file=True)
     return None
 
 

@@ -161,7 +161,7 @@ def _refuse_hours(budget: Budget, use: Use, most: float) -> None:
         raise _beyond(
             f"this launch may use {most:,.1f} GPU hours, and {max(0.0, limit - use.gpu_hours):,.1f} are left",
             f"{use.text(budget)}",
-            "ask for fewer nodes or less time, set gpu_hours in [restart] of the job file, or launch later",
+            "ask for fewer nodes, less time or fewer restarts, or launch later",
         )
 
 

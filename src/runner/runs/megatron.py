@@ -196,19 +196,21 @@ def _sizes(shape: Shape, job: Job, site: Site, options: Options) -> tuple[Layout
             each.recompute == recompute
             or not {"recompute_granularity", "recompute_activations"} & {*options}
         )
-        and (not batch or batch % (micro * (job.gpus // each.gpus)) == 0)
     ]
-    if not possible and not batch:
+    if not possible:
         raise RunnerError(
             "no parallel sizes fit those that you gave",
             "runner tries tensor parallel sizes up to the GPUs of a node, and context parallelism from 8192 tokens on",
             "give both --tensor-model-parallel-size and --pipeline-model-parallel-size",
         )
+    possible = [
+        each for each in possible if not batch or batch % (micro * (job.gpus // each.gpus)) == 0
+    ]
     if not possible:
         raise RunnerError(
             f"no parallel sizes work with --global-batch-size {batch}",
             f"it must be a multiple of micro batch size ({micro}) x number of copies of the model on {job.gpus} GPUs",
-            f"--global-batch-size {-(-(batch or BATCH) // (micro * job.gpus)) * micro * job.gpus}",
+            f"--global-batch-size {-(-batch // (micro * job.gpus)) * micro * job.gpus}",
         )
     known = memory_bytes(site.gpu or "")
     limit = known or USABLE_GIB["A100"] * GIB

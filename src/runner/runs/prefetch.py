@@ -20,7 +20,6 @@ from runner.runs.hub import Repository
 from runner.runs.job import value
 from runner.runs.launch import find_environment, find_program
 from runner.runs.plan import Request
-from runner.runs.program import find_script
 from runner.runs.shell import Call, ShellRequest
 from runner.site import Site
 
@@ -88,7 +87,8 @@ def prepared(
     options: tuple[str, ...],
 ) -> Iterator[Call]:
     """The call that downloads, with this machine's Python or in the job's environment. Raises RunnerError."""
-    script = find_script("prefetch", project)
+    # not a script of the project with this name
+    script = project.shipped / "jobs/prefetch.py"
     token = secrets.value_for_job("HF_TOKEN", environ)
     login = {"HF_TOKEN": token} if token else {}
     arguments = ("--home", str(prefetch.home), *options)

@@ -43,10 +43,11 @@ def find_script(word: str, project: Project) -> Path:
         path = (project.start / Path(word).expanduser()).absolute()
         if path.is_file() or "/" in name:
             if not path.is_file():
-                beside = path.parent.glob("*") if path.parent.is_dir() else ()
-                raise unknown(
-                    "script", word, [each.name for each in beside if each.suffix in SUFFIXES]
-                )
+                beside = [each for each in path.parent.glob("*") if each.suffix in SUFFIXES]
+                why, fix = f"{path} does not exist", "check the path"
+                if beside:
+                    raise unknown("script", word, [each.name for each in beside], fix)
+                raise RunnerError(f"there is no script {word!r}", why, fix)
             if path.suffix not in SUFFIXES:
                 raise _no_script(word)
             return path

@@ -21,7 +21,7 @@ from runner.errors import RunnerError
 from runner.expansion import expand
 from runner.images.sarus_store import need_sarusctl
 from runner.machine import folders, process
-from runner.machine.report import Report
+from runner.machine.report import Quiet, Report
 from runner.project import Project, is_shared_place
 from runner.runs.checks import check_mounts
 from runner.runs.hub import shared_cache
@@ -142,7 +142,8 @@ def prepared(
         report.detail if request.files else report.say
     )  # with `files`, `prefetch` has already printed it
     say(f"environment {environment.name}, site {site.name}")
-    environment = run_environment(in_live_folder(environment, project, say), image)
+    about_mounts = say if facts.uses_container else Quiet().say
+    environment = run_environment(in_live_folder(environment, project, about_mounts), image)
     runs = site.runs(environ, project)
     if dry_run:
         folder = runs / ".shell-NNNN"

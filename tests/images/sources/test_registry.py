@@ -403,11 +403,15 @@ def test_plain_http_to_other_machines_is_refused(made: Made, environ: dict[str, 
     with Guarded(made) as server:
         add_login(environ, server.registry.address)
         server.registry.behave = lambda request: request.answer(307, b"", Location="http://192.0.2.1/x")
-        with pytest.raises(RunnerError, match=r"refusing to contact 192\.0\.2\.1 without encryption"):
+        with pytest.raises(
+            RunnerError, match=r"(?s)refusing to contact 192\.0\.2\.1 .*: runner import --allow-http, or "
+        ):
             image_of(f"{server.registry.address}/team/app:1", environ)
         challenge = 'Bearer realm="http://192.0.2.1/token"'
         server.registry.behave = lambda request: request.answer(401, b"", WWW_Authenticate=challenge)
-        with pytest.raises(RunnerError, match=r"refusing to contact 192\.0\.2\.1 without encryption"):
+        with pytest.raises(
+            RunnerError, match=r"(?s)refusing to contact 192\.0\.2\.1 .*: runner import --allow-http, or "
+        ):
             image_of(f"{server.registry.address}/team/app:1", environ)
 
 

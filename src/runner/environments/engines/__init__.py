@@ -14,6 +14,7 @@ from runner.environments.engines.shared import (
     EDF_FILE,
     check_mounts,
     check_names,
+    refuse,
     refuse_annotations,
     without_defaults,
 )
@@ -40,7 +41,7 @@ engines, the first of them is chosen"""
 def engine_of(name: str) -> Engine:
     """The engine of a site, a run or an option. Raises RunnerError for an unknown name."""
     if name not in ENGINES:
-        raise unknown("engine", name, ENGINES, "use one of the known names")
+        raise unknown("engine", name, ENGINES)
     engine: Engine = importlib.import_module(f"{__name__}.{name}").ENGINE  # only the one in use
     return engine
 
@@ -68,6 +69,9 @@ def attach(
         name = choose(site)[0]
     chosen = engine_of(name)
     full, notes = decided(environment, site, chosen, environ)
+    if chosen.needs_image and not full.image:
+        fix = "set `image` in the EDF, or use --engine host, without a container"
+        raise refuse(full, "image", name, "`image` is empty", fix)
     if chosen.uses_container:
         check_names(full, name)
         if not chosen.reads_edf:

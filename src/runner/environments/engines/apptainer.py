@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from runner.environments.edf import Mount
 from runner.environments.engines.ce import check_edf
 from runner.environments.engines.engine import Engine
-from runner.environments.engines.pyxis import image_text
 from runner.environments.engines.shared import (
     MountSyntax,
     dialect,
@@ -53,7 +52,7 @@ def attach(environment: Environment, site: Site) -> Attachment:
         fix = "put the entrypoint's program at the start of the command"
         raise refuse(environment, "entrypoint", "apptainer", why, fix)
     exports, inside = split_env(environment)
-    image = image_text(environment, "apptainer")
+    image = dialect(environment.image, "image")
     if not environment.is_squashfs:
         image = f"docker://{dialect(slashed(environment, 'apptainer'), 'image')}"
     start = ["apptainer", "exec", "--no-home"]

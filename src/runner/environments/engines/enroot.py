@@ -6,7 +6,7 @@ Source: NVIDIA/enroot 4.1.2, doc/cmd/start.md and src/runtime.sh (2026-04-29).
 from runner.environments.edf import Mount
 from runner.environments.engines.ce import check_edf
 from runner.environments.engines.engine import Engine
-from runner.environments.engines.pyxis import NO_LOGIN_SHELL, image_text
+from runner.environments.engines.pyxis import NO_LOGIN_SHELL
 from runner.environments.engines.shared import MountSyntax, dialect, inside_words, refuse, script
 from runner.environments.environment import Attachment, Environment
 from runner.site import Site
@@ -41,7 +41,7 @@ def attach(environment: Environment, site: Site) -> Attachment:
         start.append("--rw")
     for index, mount in enumerate(environment.mounts):
         start += ["--mount", mount_text(index, mount)]
-    start.append(image_text(environment, "enroot"))
+    start.append(dialect(environment.image, "image"))
     conf = script("enroot.conf").replace("@entrypoint@", "yes" if environment.entrypoint else "")
     # enroot writes --env to a file line by line, which loses quotes and line breaks
     inside = inside_words(environment.env, environment.workdir)

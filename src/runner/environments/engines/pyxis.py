@@ -9,7 +9,6 @@ from runner.environments.engines.shared import (
     MountSyntax,
     dialect,
     fixed_workdir,
-    refuse,
     split_env,
 )
 from runner.environments.environment import Attachment, Environment
@@ -21,13 +20,6 @@ NO_LOGIN_SHELL = {"ENROOT_LOGIN_SHELL": "n"}
 # pyxis splits the list at commas and its entries at colons, without any escape, and puts each entry into a bash script
 # in double quotes. Spaces need pyxis 0.24 and an enroot newer than 4.1.2. Source: pyxis 0.24.0, args.c
 MOUNTS = MountSyntax(separators=',: \t\n"$`\\', checks_flags=False)
-
-
-def image_text(environment: Environment, engine: str) -> str:
-    """The image, as enroot's URI without a scheme, or as a path."""
-    if not environment.image:
-        raise refuse(environment, "image", engine, "`image` is empty", 'image = "…"')
-    return dialect(environment.image, "image")
 
 
 def attach(environment: Environment, site: Site) -> Attachment:
@@ -42,7 +34,7 @@ def attach(environment: Environment, site: Site) -> Attachment:
         dialect(mount.text(MOUNTS.join), f"mounts.{index}")
         for index, mount in enumerate(environment.mounts)
     ]
-    flags = [f"--container-image={image_text(environment, 'pyxis')}"]
+    flags = [f"--container-image={dialect(environment.image, 'image')}"]
     if mounts:
         flags.append(f"--container-mounts={','.join(mounts)}")
     if workdir:

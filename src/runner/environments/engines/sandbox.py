@@ -12,9 +12,6 @@ from runner.site import Site
 
 def attach(environment: Environment, site: Site) -> Attachment:
     """The script, its configuration, and the words that start it."""
-    if not environment.image:
-        fix = "set `image` to a squashfs file that `runner import` made, or use --engine host, without a container"
-        raise refuse(environment, "image", "sandbox", "`image` is empty", fix)
     if not environment.is_squashfs:
         why = f"the sandbox runs only squashfs files, but {environment.image!r} is the name of an image in a registry"
         fix = f"run `runner import docker://{environment.image}`, and set `image` to the path that it prints"

@@ -82,7 +82,9 @@ def _planned(request: ImportRequest, report: Report) -> tuple[_Change, Image | N
         )
     if source.scheme == "docker":
         if source.user:
-            why = f"{source} names a user for the login, which only enroot supports"
+            why = (
+                f"{source} names a user, but sarusctl uses the login that `podman login` has saved"
+            )
             raise RunnerError(
                 "sarusctl cannot log in as that user",
                 why,

@@ -198,7 +198,7 @@ def _identity(fields: Fields, key: str) -> str:
         raise RunnerError(
             f"cannot read {fields.what}",
             f"{key!r} is {identity!r}, but an id has no `/`: podman's storage is damaged",
-            "podman system check --repair, or pull the image again",
+            "pull the image again; a new podman can also repair its storage: podman system check --repair",
         )
     return identity
 

@@ -129,7 +129,7 @@ if TYPE_CHECKING:
 def scheduler_of(name: str) -> Scheduler:
     """The scheduler of a site or a run. Raises RunnerError for an unknown one."""
     if name not in SCHEDULERS:
-        raise unknown("scheduler", name, SCHEDULERS, "use one of the known names")
+        raise unknown("scheduler", name, SCHEDULERS)
     return cast(
         "Scheduler", importlib.import_module(f"runner.runs.schedulers.{name}")
     )  # import only the one in use

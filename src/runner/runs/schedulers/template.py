@@ -225,9 +225,10 @@ def _lines(step: Sequence[str], attachment: Attachment, job: Job) -> list[str]:
         else ['"$RUNNER_RUN"/code/' + quoting.literal(job.script, "the script's path")]
     )
     user = [_word(quoting.past_srun(word)) for word in (*words, *job.arguments)]
-    if sum(map(len, user)) > COMMAND_BYTES:
+    size_bytes = len("".join(user).encode("utf-8", "surrogateescape"))
+    if size_bytes > COMMAND_BYTES:
         raise RunnerError(
-            f"the command is too long: {sum(map(len, user))} bytes",
+            f"the command is too long: {size_bytes} bytes",
             f"runner allows {COMMAND_BYTES} bytes, a little less than Linux and sbatch",
             "write the arguments to a file, and pass the file's name",
         )

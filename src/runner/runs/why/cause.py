@@ -20,6 +20,8 @@ _WRAPPED = re.compile(
     r"\w(?:Error|Exception|Failed): ((?:\w{1,40}\.){0,8}\w{1,60}(?:Error|Exception): .+)"
 )
 # what a path contains means nothing, except in /dev/shm and for a missing HOME (`'/.cache'`)
+_SUBMIT = "cd RUN_FOLDER && sbatch job.sbatch"
+"""how the tables say that a run is submitted again"""
 _QUOTED_PATH = re.compile(r"(?<='/)(?!dev/|\.)[^']*(?=')")
 _IN_ORDER = ((CAUSE,), (SYMPTOM, SUMMARY, SLOW))
 
@@ -95,6 +97,11 @@ class Cause:
             fix=self.fix_own
             or re.sub(r"`runner shell ENV -- ([^`]*)`", r"`\1` in the script", self.fix),
         )
+
+    def for_scheduler(self, by_hand: str, *, is_local: bool) -> Cause:
+        """The cause with the command that submits this run again. Without a scheduler, there is no sacct."""
+        clauses = [each for each in self.fix.split("; ") if not (is_local and "`sacct " in each)]
+        return replace(self, fix="; ".join(clauses).replace(_SUBMIT, by_hand))
 
     def filled(self, values: Mapping[str, str]) -> Cause:
         """The cause with placeholders in the commands of `fix` (`runner logs RUN`) replaced by known values."""

@@ -122,9 +122,11 @@ def _filled(answer: Answer, run: Run | None = None) -> Answer:
     if answer.node and re.fullmatch(r"[\w.-]+", answer.node):
         values["NODE"] = answer.node
     cause = answer.cause
-    if run is not None and (run.folder / SUBMIT).is_file():
-        cause = cause.for_own_script()
     if run is not None:
+        by_hand = f"cd RUN_FOLDER && {scheduler_of(run.scheduler).BY_HAND}"
+        if (run.folder / SUBMIT).is_file():
+            cause, by_hand = cause.for_own_script(), f"bash RUN_FOLDER/{SUBMIT}"
+        cause = cause.for_scheduler(by_hand, is_local=run.is_local)
         known = {
             "RUN": run.name,
             "RUN_FOLDER": str(run.folder),

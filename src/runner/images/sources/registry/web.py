@@ -146,7 +146,7 @@ class Web:
                 raise RunnerError(
                     f"{host_of(url)} redirects to {host_of(after)} without encryption",
                     "the redirect goes from HTTPS to plain HTTP",
-                    "check the registry's name; to read without encryption: --allow-http",
+                    f"check the registry's name; to read without encryption: {web_errors.ALLOW_HTTP}",
                 )
             url = after
         raise RunnerError(
@@ -229,7 +229,7 @@ class Web:
             raise RunnerError(
                 f"refusing to contact {host_of(url)} without encryption",
                 "plain HTTP is allowed only for this machine's own addresses",
-                "use HTTPS; to read without encryption: --allow-http",
+                f"use HTTPS; to read without encryption: {web_errors.ALLOW_HTTP}",
             )
 
     def _manager(self, proxy: str, tls: bool) -> PoolManager:

@@ -13,6 +13,7 @@ from runner.errors import RunnerError
 if TYPE_CHECKING:
     import ssl
 
+ALLOW_HTTP = "runner import --allow-http, or allow_http in runner-importer's importer.toml"
 CA_VARIABLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
 
 
@@ -87,7 +88,7 @@ def _tls_error(text: str, host: str, first: bool) -> RunnerError | None:
             "check the clock; for a company's own CA, export SSL_CERT_FILE=CA_BUNDLE.pem (or REQUESTS_CA_BUNDLE)",
         )
     if first:
-        fix = "check the port; to read from a registry without TLS: --allow-http"
+        fix = f"check the port; to read from a registry without TLS: {ALLOW_HTTP}"
         return RunnerError(f"the TLS handshake with {host} failed", text, fix)
     return None
 
