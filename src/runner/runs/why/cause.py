@@ -19,9 +19,9 @@ IN_LOGS = (CAUSE, SYMPTOM, SUMMARY, SLOW)
 _WRAPPED = re.compile(
     r"\w(?:Error|Exception|Failed): ((?:\w{1,40}\.){0,8}\w{1,60}(?:Error|Exception): .+)"
 )
-# what a path contains means nothing, except in /dev/shm and for a missing HOME (`'/.cache'`)
 _SUBMIT = "cd RUN_FOLDER && sbatch job.sbatch"
 """how the tables say that a run is submitted again"""
+# what a path contains means nothing, except in /dev/shm and for a missing HOME (`'/.cache'`)
 _QUOTED_PATH = re.compile(r"(?<='/)(?!dev/|\.)[^']*(?=')")
 _IN_ORDER = ((CAUSE,), (SYMPTOM, SUMMARY, SLOW))
 
