@@ -206,6 +206,30 @@ def test_a_trainer_that_marks_its_checkpoints_is_held_to_the_mark(tmp_path: Path
     assert (code, len(found)) == (3, 3)  # the first one leaves checkpoint-1, two more leave nothing new
 
 
+def test_a_training_that_begins_again_in_a_folder_with_later_steps_makes_progress(tmp_path: Path) -> None:
+    """As with --overwrite_output_dir: complete.json has the generation, by which the program chooses its checkpoint."""
+    later = tmp_path / "checkpoints/checkpoint-1000/complete.json"
+    later.parent.mkdir(parents=True)
+    later.write_text('{\n "step": 1000\n}\n')
+    text = """c=../checkpoints/checkpoint-$((8 * n)); mkdir -p $c
+    printf '{\\n "generation": 1,\\n "step": %s\\n}\\n' $((8 * n)) >$c/complete.json; exit 3"""
+    assert restarts_of(tmp_path, NEXT + text, script_failure=9, without_checkpoint=1) == (
+        0,
+        ["script_failure"] * 5 + ["done"],
+    )
+    started = [(tmp_path / f"attempts/{n}/started").read_text() for n in (1, 2, 6)]
+    assert ["checkpoint 1000\n" in started[0], "checkpoint 8\n" in started[1], "checkpoint 40\n" in started[2]] == [
+        True
+    ] * 3
+
+
+def test_the_same_checkpoints_of_an_earlier_training_are_no_progress(tmp_path: Path) -> None:
+    """Each attempt begins again at step 0, and saves no more than the one before."""
+    text = """c=../checkpoints/checkpoint-8; mkdir -p $c; printf '{"generation": 1}' >$c/complete.json; exit 3"""
+    code, found = restarts_of(tmp_path, NEXT + text, script_failure=9, without_checkpoint=2)
+    assert (code, found) == (3, ["script_failure"] * 3)  # the first one saved
+
+
 def test_exit_code_75_is_progress(tmp_path: Path) -> None:
     """Also where checkpoints lie in the run folder, under names that tell no step."""
     text = NEXT + "mkdir -p ../checkpoints/latest; exit 75"

@@ -6,33 +6,42 @@
 # Succeed if the training program marks complete checkpoints with complete.json, as the programs in jobs/ do.
 marks_checkpoints() { compgen -G 'checkpoints/*/complete.json' >/dev/null; }
 
-# Print the highest step of a complete checkpoint, or 0. With `known`, look only at checkpoints whose names are in `trainers`.
+# Print STEP GENERATION of the newest complete checkpoint, or 0 0. With `known`, look only at checkpoints whose names are in
+# `trainers`.
 newest_complete() {
-    local number path
-    while read -r number path; do
+    local generation number path
+    while read -r generation number path; do
         [ "${1:-}" != known ] || [ "$(rules_of "$path")" != none ] || continue
         if complete_checkpoint "$path"; then
-            printf '%s' "$number"
+            printf '%s %s' "$number" "$generation"
             return
         fi
-    done < <(checkpoint_candidates | sort -rn)
-    printf 0
+    done < <(checkpoint_candidates)
+    printf '0 0'
 }
 
-# Print STEP PATH of everything that is named like a checkpoint: in checkpoints/, in the folders of the trainer's arguments, and
-# in those that the trainer printed (attempts/N/saved).
+# Print GENERATION STEP PATH of everything that is named like a checkpoint: in checkpoints/, in the folders of the trainer's
+# arguments, and in those that the trainer printed (attempts/N/saved). The newest one comes first: of the highest generation, the
+# highest step, as in jobs/training/resume.py.
 checkpoint_candidates() {
     local path number
     found_checkpoints | sort -u | while IFS= read -r path; do
         number=$(step_of "$path")
-        [ -z "$number" ] || printf '%s %s\n' "$((10#$number))" "$path"
-    done
+        [ -z "$number" ] || printf '%s %s %s\n' "$(generation_of "$path")" "$((10#$number))" "$path"
+    done | sort -k 1,1nr -k 2,2nr
+}
+
+# generation_of PATH: print what complete.json says, or 0. A training that begins again in a folder with later steps increases it.
+generation_of() {
+    local found=''
+    [ ! -e "$1/complete.json" ] || found=$(sed -n 's/.*"generation": *\([0-9]\{1,6\}\).*/\1/p' "$1/complete.json" 2>/dev/null)
+    printf '%s' "$((10#${found:-0}))"
 }
 
 # list_checkpoints N: print STATE STEP PATH of the newest N checkpoints; STATE is `complete` or `incomplete`.
 list_checkpoints() {
     local number path state
-    checkpoint_candidates | sort -rn | head -n "$1" | while read -r number path; do
+    checkpoint_candidates | head -n "$1" | while read -r _ number path; do
         if complete_checkpoint "$path"; then state=complete; else state=incomplete; fi
         printf '%s %s %s\n' "$state" "$number" "$path"
     done
