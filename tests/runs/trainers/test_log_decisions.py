@@ -80,7 +80,15 @@ def test_other_programs_are_no_trainers(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "prefix", ["0: ", "[default0]:", "\x1b[36m(Worker pid=7)\x1b[0m ", "50%|###   | 1/2 [00:01<00:01]\r"]
+    "prefix",
+    [
+        "0: ",
+        "[default0]:",
+        "\x1b[36m(Worker pid=7)\x1b[0m ",
+        "(train, pid=7) ",
+        "(head, rank=0, pid=7) ",
+        "50%|###   | 1/2 [00:01<00:01]\r",
+    ],
 )
 def test_what_launchers_and_bars_put_before_a_line_does_not_hide_it(run: Path, prefix: str) -> None:
     (run / "job.log").write_text(f"{prefix}{{'loss': 2.5, 'grad_norm': 1.0}}\n")

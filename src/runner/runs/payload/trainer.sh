@@ -37,7 +37,8 @@ log_ends() {
 bare_lines() {
     # shellcheck disable=SC2020 # a set of characters
     tr '\r\000' '\n\n' | LC_ALL=C sed -E -e $'s/\033\\[[0-9;?]*[A-Za-z]//g' -e 's/^.*\[default[0-9]+\]://' \
-        -e 's/^ *[0-9]+: //' -e 's/^\([A-Za-z_.]+ pid=[0-9]+[^)]*\) //' -e 's/^\[(rank *)?[0-9,]+\](<std(out|err)>)?: ?//'
+        -e 's/^ *[0-9]+: //' -e 's/^\([A-Za-z0-9_.-]+,?( rank=[0-9]+,)? pid=[0-9]+[^)]*\) //' \
+        -e 's/^\[(rank *)?[0-9,]+\](<std(out|err)>)?: ?//'
 }
 
 # Write the name of the trainer whose lines the log has to attempts/N/trainer, for save_signals (signals.sh). Only trainers with
