@@ -259,7 +259,13 @@ def test_the_end_of_a_log_shows_the_last_step(run: Path, log: str, expected: str
         ("Epoch: [2][200/200] Loss 2\n", ""),
         ("40/400 [00:01<00:09]\r 8/8 [00:01<00:00]\n", "40 400 0"),  # an evaluation
         ("40/400 [00:01<00:09]\nWriting model shards: 100%|##| 500/500 [00:01<00:00]\n", "40 400 0"),
+        (
+            "40/100 [00:01\r50/100 [00:02\r 1/500 [00:01\r 500/500 [00:09\n",
+            "50 100 40",
+        ),  # the evaluation has more steps
+        ("199/200 [00:01\r200/200 [00:02\r 6/8 [00:01\r 7/8 [00:01\n", "200 200 199"),  # parts of a step, from 0
         ("2026/11/27 saved to /out/400/400, 12/s\n", ""),
+        ("[11/28 10:00:00 d2.utils.events]:  eta: 0:10:00  iter: 24  total_loss: 2.31\n", ""),
         ("no count", ""),
     ],
 )

@@ -98,8 +98,8 @@ note_saved() {
 } 2>/dev/null
 
 # Print STEP TOTAL BEFORE: the last count `N/M` at the end of the log, and the one before. Where there are several, such as those
-# of an evaluation, it is that with the largest M. The steps of an epoch count only in the last epoch; if the number of epochs is
-# not known, print nothing.
+# of an evaluation, it is that with the largest M; first of those that moved, and ended more than a move before M. The steps of an
+# epoch count only in the last epoch; if the number of epochs is not known, print nothing.
 last_count() {
     log_ends 16000 | bare_lines | LC_ALL=C awk '
         /[Ss]hard|[Ww]eights|[Cc]heckpoint|[Ee]val|[Vv]alid|[Tt]est|[Pp]redict/ { next }
@@ -112,6 +112,7 @@ last_count() {
                 count = substr(text, RSTART, RLENGTH)
                 text = substr(text, RSTART + RLENGTH)
                 if (before ~ /[A-Za-z.\/-]$/ || text ~ /^[A-Za-z.\/-]/) continue # a path, a date, a unit
+                if (text ~ /^ [0-9][0-9]:[0-9][0-9]:[0-9]/) continue # a date without a year
                 split(count, part, "/")
                 if (before ~ /[Ee]poch[^0-9]*$/) {
                     epoch = 1
@@ -119,17 +120,22 @@ last_count() {
                     epochs = part[2] + 0
                 } else {
                     if (before ~ /[Ee]poch/) unknown = 1
-                    if (part[2] + 0 >= total) {
-                        earlier = (part[2] + 0 == total && part[1] + 0 != step) ? step : (part[2] + 0 == total ? earlier : 0)
-                        step = part[1] + 0
-                        total = part[2] + 0
-                    }
+                    total = part[2] + 0
+                    if ((total in step) && step[total] != part[1] + 0) earlier[total] = step[total]
+                    step[total] = part[1] + 0
                 }
             }
             if (unknown && !epoch) endless = 1
         }
         END {
+            for (total in step) {
+                ended_early = (total in earlier) && total - step[total] > step[total] - earlier[total]
+                if (ended_early > chosen_early || (ended_early == chosen_early && total + 0 > chosen)) {
+                    chosen = total + 0
+                    chosen_early = ended_early
+                }
+            }
             if (epoch_step < epochs) print epoch_step, epochs, epoch_step - 1
-            else if (total && !endless) print step, total, earlier + 0
+            else if (chosen && !endless) print step[chosen], chosen, earlier[chosen] + 0
         }'
 }
