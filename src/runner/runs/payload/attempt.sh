@@ -330,7 +330,7 @@ wait_for() {
         code=0 # payload/watch.sh has ended the step
     fi
     if [ "$code" = 0 ] && stopped_early; then
-        say "the program was asked to save, and ended with exit code 0 before its last step: recorded as exit code 75"
+        say "the program was asked to save, and ended before its last step: recorded as exit code 75"
         code=75
     fi
     return "$code"
