@@ -139,7 +139,10 @@ refusal() {
     done | cancelled) printf '%s' "$1" && return ;;
     esac
     [ ! -e stop ] || { printf 'the file %s asks to stop' "$RUNNER_RUN/stop" && return; }
-    [ "$1" != requeued ] || return 0
+    if [ "$1" = requeued ]; then
+        no_hours_left
+        return
+    fi
     for path in attempts/*/; do
         path=${path%/} path=${path##*/}
         cause=$(cat "attempts/$path/cause" 2>/dev/null)
@@ -154,9 +157,15 @@ refusal() {
         printf 'the same error twice, and a restart cannot help: %s' "$(sed 's/ /: /' "attempts/$2/error")"
     elif ((idle >= ${limit[without_checkpoint]:-3})); then
         printf '%s attempts in a row have ended without a new checkpoint (crash loop)' "$idle"
-    elif [ "${limit[gpu_hours]:-0}" != 0 ] && (($(gpu_seconds) >= limit[gpu_hours] * 3600)); then
-        printf 'the %s GPU hours of [restart] are used up' "${limit[gpu_hours]}"
+    else
+        no_hours_left
     fi
+}
+
+# Print that the GPU hours are used up, or nothing.
+no_hours_left() {
+    [ "${limit[gpu_hours]:-0}" = 0 ] || (($(gpu_seconds) < limit[gpu_hours] * 3600)) ||
+        printf 'the %s GPU hours of [restart] are used up' "${limit[gpu_hours]}"
 }
 
 # Correct SLURM_RESTART_COUNT. Slurm does not set it when a job starts for the first time, so it may come from an outer job.
