@@ -230,6 +230,28 @@ def test_the_same_checkpoints_of_an_earlier_training_are_no_progress(tmp_path: P
     assert (code, found) == (3, ["script_failure"] * 3)  # the first one saved
 
 
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("checkpoints/24", "24"),  # Orbax
+        ("checkpoints/32.orbax-checkpoint-tmp-1700000000", "8"),
+        ("checkpoints/checkpoint_32.tmp-1700000000", "8"),  # T5X
+        ("checkpoints/tmp-checkpoint-32", "8"),
+        ("checkpoints/tmp-checkpoint-32/checkpoint-32", "8"),
+        ("tmp-out/checkpoint-32", "32"),
+    ],
+)
+def test_the_name_of_a_save_that_was_broken_off_tells(tmp_path: Path, name: str, step: str) -> None:
+    run = write_run(tmp_path, shell_job("true"))
+    (run / trainer.FILE).write_text(f"trainer a\ncheckpoint_name checkpoint-*/\ncheckpoint_folder {run}/tmp-out\n")
+    for path in (name, "checkpoints/8"):
+        (run / path).mkdir(parents=True)
+        (run / path / "state").write_text("x")
+    words = ("bash", "-uc", ". payload/checkpoints.sh; newest_complete")
+    done = subprocess.run(words, cwd=run, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{step} 0"
+
+
 def test_exit_code_75_is_progress(tmp_path: Path) -> None:
     """Also where checkpoints lie in the run folder, under names that tell no step."""
     text = NEXT + "mkdir -p ../checkpoints/latest; exit 75"

@@ -104,8 +104,9 @@ step_of() {
 # complete_checkpoint PATH: succeed if a program can resume from this file or folder: it has the files that its trainer needs,
 # and none is cut off.
 complete_checkpoint() {
+    case ${1##*/} in *.tmp | *.partial | *.incomplete | tmp-* | *[._-]tmp[._-]*) return 1 ;; esac
     case $1 in
-    *.tmp | *.partial | *.incomplete | */tmp-*) return 1 ;;
+    */tmp-checkpoint-*/*) return 1 ;;
     */checkpoint-*/global_step*) [ "$(step_of "$1")" != "$(step_of "${1%/*}")" ] || return 1 ;; # a part of checkpoint-N
     */checkpoint-*) if marks_checkpoints; then [ -e "$1/complete.json" ] && return; fi ;;
     esac
