@@ -252,6 +252,48 @@ def test_the_name_of_a_save_that_was_broken_off_tells(tmp_path: Path, name: str,
     assert done.stdout == f"{step} 0"
 
 
+@pytest.mark.parametrize(
+    ("cause", "file", "content", "idle"),
+    [
+        ("time_limit", "last.pt", b"x" * 100, 0),
+        ("node_failure", "exp/weights/last.pth", b"x" * 100, 0),
+        ("time_limit", "last.pt", bytes(100), 3),  # cut off
+        ("time_limit", "train.log", b"x" * 100, 3),
+        ("time_limit", "step-0.pt", b"x" * 100, 3),
+        ("script_failure", "last.pt", b"x" * 100, 3),  # a loop may save before it fails each time
+        ("hang", "last.pt", b"x" * 100, 3),
+    ],
+)
+def test_a_checkpoint_without_a_number_is_progress_of_an_attempt_that_was_well(
+    tmp_path: Path, cause: str, file: str, content: bytes, idle: int
+) -> None:
+    """Many trainers overwrite one file. What it wrote before the newest attempt does not count for that one."""
+    run = write_run(tmp_path, shell_job("true"))
+    path = run / "checkpoints" / file
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    for number in (1, 2, 3):
+        (run / f"attempts/{number}").mkdir(parents=True)
+        (run / f"attempts/{number}/started").write_text("checkpoint 0\nstep 0\n")
+        (run / f"attempts/{number}/cause").write_text(f"{cause}\n")
+        os.utime(run / f"attempts/{number}/started", (1000 * number, 1000 * number))
+
+    def without_progress() -> int:
+        text = ". payload/checkpoints.sh; . payload/restart.sh; attempts_without_progress"
+        return int(subprocess.run(("bash", "-uc", text), cwd=run, capture_output=True, text=True, check=True).stdout)
+
+    os.utime(path, (3500, 3500))
+    assert without_progress() == idle
+    os.utime(path, (2500, 2500))
+    assert without_progress() == min(idle + 1, 3)
+    (run / "checkpoints/step-8.pt").write_bytes(b"x" * 100)
+    for number in (1, 2, 3):
+        (run / f"attempts/{number}/started").write_text("checkpoint 8\nstep 0\n")
+        os.utime(run / f"attempts/{number}/started", (1000 * number, 1000 * number))
+    os.utime(path, (3500, 3500))
+    assert without_progress() == 3  # numbers tell
+
+
 def test_exit_code_75_is_progress(tmp_path: Path) -> None:
     """Also where checkpoints lie in the run folder, under names that tell no step."""
     text = NEXT + "mkdir -p ../checkpoints/latest; exit 75"

@@ -38,6 +38,17 @@ generation_of() {
     printf '%s' "$((10#${found:-0}))"
 }
 
+# saved_unnumbered NUMBER: succeed if a whole checkpoint file without a number in its name was written after the start of attempt
+# NUMBER. Many trainers overwrite one file, such as last.pt.
+saved_unnumbered() {
+    local file
+    while IFS= read -r file; do
+        ! whole "$file" || return 0
+    done < <(find -L checkpoints -maxdepth 3 -type f -newer "attempts/$1/started" \
+        -regex '.*/[^/0-9]*\.\(pt\|pth\|tar\|ckpt\|npz\|safetensors\|h5\|keras\|pdparams\)' 2>/dev/null | head -n 20)
+    return 1
+}
+
 # list_checkpoints N: print STATE STEP PATH of the newest N checkpoints; STATE is `complete` or `incomplete`.
 list_checkpoints() {
     local number path state

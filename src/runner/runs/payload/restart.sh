@@ -103,17 +103,20 @@ gpu_account() {
 }
 
 # Print how many of the newest attempts in a row ended without progress: no new checkpoint, no higher step, and no request for
-# another attempt (exit code 75). Attempts that ended by preemption, a requeue or scancel are skipped.
+# another attempt (exit code 75). If no checkpoint has a number, one without a number counts, unless the program failed. Attempts
+# that ended by preemption, a requeue or scancel are skipped.
 attempts_without_progress() {
-    local number checkpoint step before count=0
+    local number checkpoint step before cause count=0
     read -r -a checkpoint < <(newest_checkpoint)
     step=$(newest_step)
     for ((number = $(newest_attempt); number > 0; number--)); do
-        case $(cat "attempts/$number/cause" 2>/dev/null) in preemption | requeued | cancelled) continue ;; esac
+        cause=$(cat "attempts/$number/cause" 2>/dev/null)
+        case $cause in preemption | requeued | cancelled) continue ;; esac
         [ ! -e "attempts/$number/continue" ] || break
         ! newer_than_before "$number" "${checkpoint[@]}" || break
         before=$(sed -n 's/^step //p' "attempts/$number/started" 2>/dev/null)
         ((${before:-$step} >= step)) || break
+        case ${checkpoint[0]}$cause in 0time_limit | 0node_failure) ! saved_unnumbered "$number" || break ;; esac
         count=$((count + 1))
     done
     printf '%s' "$count"
