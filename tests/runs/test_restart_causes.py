@@ -253,6 +253,27 @@ def test_the_name_of_a_save_that_was_broken_off_tells(tmp_path: Path, name: str,
 
 
 @pytest.mark.parametrize(
+    ("names", "step"),
+    [
+        (["epoch=1-step=24.ckpt", "epoch=0-step=12.ckpt"], 24),
+        (["epoch=00-val_loss=0.93.ckpt", "epoch=02-val_loss=0.32.ckpt"], 2),  # of Lightning, with a metric in the name
+        (["step_8.pt", "best_0.9123.pt"], 8),
+        (["ep1-ba24-rank0.pt", "ep1-ba24-rank1.pt"], 24),  # Composer
+        (["model_8_rank_12.pt"], 8),
+        (["checkpoint.8.pt", "checkpoint_2_24.pt"], 24),
+    ],
+)
+def test_the_step_in_the_name_of_a_file(tmp_path: Path, names: list[str], step: int) -> None:
+    run = write_run(tmp_path, shell_job("true"))
+    (run / "checkpoints").mkdir()
+    for name in names:
+        (run / "checkpoints" / name).write_bytes(b"x" * 100)
+    words = ("bash", "-uc", ". payload/checkpoints.sh; newest_complete")
+    done = subprocess.run(words, cwd=run, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{step} 0"
+
+
+@pytest.mark.parametrize(
     ("cause", "file", "content", "idle"),
     [
         ("time_limit", "last.pt", b"x" * 100, 0),

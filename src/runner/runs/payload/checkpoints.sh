@@ -93,15 +93,17 @@ in_program_folder() {
     esac
 }
 
-# step_of PATH: print the step of a checkpoint: the number after `step=`, or at the end of the name. For a file with no number
-# in its name, the trainer printed the step.
+# step_of PATH: print the step of a checkpoint: the number after `step=` or `epoch=`, or at the end of the name, before a rank. A
+# metric such as 0.32 is none. For a file with no number in its name, the trainer printed the step.
 step_of() {
     local name=${1##*/}
-    if [[ $name =~ step=([0-9]+) ]]; then
+    if [[ $name =~ step=([0-9]+) || $name =~ epoch=([0-9]+) ]]; then
         printf '%s' "${BASH_REMATCH[1]}"
         return
     fi
     [ -d "$1" ] || name=${name%.*}
+    [[ ! $name =~ ^(.*)[-_.]rank[-_]?[0-9]+$ ]] || name=${BASH_REMATCH[1]}
+    [[ ! $name =~ [0-9]\.[0-9]+$ ]] || return
     name=${name##*[!0-9]}
     if [ -n "$name" ] || [ -d "$1" ]; then
         printf '%s' "$name"
