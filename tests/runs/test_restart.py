@@ -161,19 +161,21 @@ def test_gpu_hours_are_counted_and_limited(tmp_path: Path) -> None:
     assert "the 1 GPU hours of [restart] are used up" in (run / "stopped").read_text()
 
 
-def test_the_limit_of_gpu_hours_holds_when_slurm_starts_the_attempt(tmp_path: Path) -> None:
-    """A requeue of Slurm's own has no attempt yet when it is asked whether one may begin."""
+@pytest.mark.parametrize("cause", ["node_failure", "requeued"])
+def test_the_limit_of_gpu_hours_holds_when_slurm_starts_the_attempt(tmp_path: Path, cause: str) -> None:
+    """A requeue of Slurm's own, or of a program such as Lightning, has no attempt yet when it is asked whether one may
+    begin."""
     run = write_run(tmp_path, shell_job("true", restart=Restart(node_failure=9, gpu_hours=1)))
     earlier = run / "attempts/1"
     earlier.mkdir(parents=True)
     for name, seconds in (("started", 1000), ("alive", 5000)):
         (earlier / name).write_text("job 7\ngpus 4\n")
         os.utime(earlier / name, (seconds, seconds))
-    (earlier / "cause").write_text("node_failure\n")
+    (earlier / "cause").write_text(f"{cause}\n")
     os.utime(earlier / "cause", (5000, 5000))
     done = run_locally(run, argv=("again",))
     assert done.returncode == 1 and "the 1 GPU hours of [restart] are used up" in done.stderr
-    assert causes(run) == ["node_failure"]
+    assert causes(run) == [cause]
 
 
 def test_a_clock_that_is_wrong_is_no_hang(tmp_path: Path) -> None:

@@ -206,6 +206,115 @@ def test_a_trainer_that_marks_its_checkpoints_is_held_to_the_mark(tmp_path: Path
     assert (code, len(found)) == (3, 3)  # the first one leaves checkpoint-1, two more leave nothing new
 
 
+def test_a_training_that_begins_again_in_a_folder_with_later_steps_makes_progress(tmp_path: Path) -> None:
+    """As with --overwrite_output_dir: complete.json has the generation, by which the program chooses its checkpoint."""
+    later = tmp_path / "checkpoints/checkpoint-1000/complete.json"
+    later.parent.mkdir(parents=True)
+    later.write_text('{\n "step": 1000\n}\n')
+    text = """c=../checkpoints/checkpoint-$((8 * n)); mkdir -p $c
+    printf '{\\n "generation": 1,\\n "step": %s\\n}\\n' $((8 * n)) >$c/complete.json; exit 3"""
+    assert restarts_of(tmp_path, NEXT + text, script_failure=9, without_checkpoint=1) == (
+        0,
+        ["script_failure"] * 5 + ["done"],
+    )
+    started = [(tmp_path / f"attempts/{n}/started").read_text() for n in (1, 2, 6)]
+    assert ["checkpoint 1000\n" in started[0], "checkpoint 8\n" in started[1], "checkpoint 40\n" in started[2]] == [
+        True
+    ] * 3
+
+
+def test_the_same_checkpoints_of_an_earlier_training_are_no_progress(tmp_path: Path) -> None:
+    """Each attempt begins again at step 0, and saves no more than the one before."""
+    text = """c=../checkpoints/checkpoint-8; mkdir -p $c; printf '{"generation": 1}' >$c/complete.json; exit 3"""
+    code, found = restarts_of(tmp_path, NEXT + text, script_failure=9, without_checkpoint=2)
+    assert (code, found) == (3, ["script_failure"] * 3)  # the first one saved
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("checkpoints/24", "24"),  # Orbax
+        ("checkpoints/32.orbax-checkpoint-tmp-1700000000", "8"),
+        ("checkpoints/checkpoint_32.tmp-1700000000", "8"),  # T5X
+        ("checkpoints/tmp-checkpoint-32", "8"),
+        ("checkpoints/tmp-checkpoint-32/checkpoint-32", "8"),
+        ("tmp-out/checkpoint-32", "32"),
+    ],
+)
+def test_the_name_of_a_save_that_was_broken_off_tells(tmp_path: Path, name: str, step: str) -> None:
+    run = write_run(tmp_path, shell_job("true"))
+    (run / trainer.FILE).write_text(f"trainer a\ncheckpoint_name checkpoint-*/\ncheckpoint_folder {run}/tmp-out\n")
+    for path in (name, "checkpoints/8"):
+        (run / path).mkdir(parents=True)
+        (run / path / "state").write_text("x")
+    words = ("bash", "-uc", ". payload/checkpoints.sh; newest_complete")
+    done = subprocess.run(words, cwd=run, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{step} 0"
+
+
+@pytest.mark.parametrize(
+    ("names", "step"),
+    [
+        (["epoch=1-step=24.ckpt", "epoch=0-step=12.ckpt"], 24),
+        (["epoch=00-val_loss=0.93.ckpt", "epoch=02-val_loss=0.32.ckpt"], 2),  # of Lightning, with a metric in the name
+        (["step_8.pt", "best_0.9123.pt"], 8),
+        (["ep1-ba24-rank0.pt", "ep1-ba24-rank1.pt"], 24),  # Composer
+        (["model_8_rank_12.pt"], 8),
+        (["checkpoint.8.pt", "checkpoint_2_24.pt"], 24),
+    ],
+)
+def test_the_step_in_the_name_of_a_file(tmp_path: Path, names: list[str], step: int) -> None:
+    run = write_run(tmp_path, shell_job("true"))
+    (run / "checkpoints").mkdir()
+    for name in names:
+        (run / "checkpoints" / name).write_bytes(b"x" * 100)
+    words = ("bash", "-uc", ". payload/checkpoints.sh; newest_complete")
+    done = subprocess.run(words, cwd=run, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{step} 0"
+
+
+@pytest.mark.parametrize(
+    ("cause", "file", "content", "idle"),
+    [
+        ("time_limit", "last.pt", b"x" * 100, 0),
+        ("node_failure", "exp/weights/last.pth", b"x" * 100, 0),
+        ("time_limit", "last.pt", bytes(100), 3),  # cut off
+        ("time_limit", "train.log", b"x" * 100, 3),
+        ("time_limit", "step-0.pt", b"x" * 100, 3),
+        ("script_failure", "last.pt", b"x" * 100, 3),  # a loop may save before it fails each time
+        ("hang", "last.pt", b"x" * 100, 3),
+    ],
+)
+def test_a_checkpoint_without_a_number_is_progress_of_an_attempt_that_was_well(
+    tmp_path: Path, cause: str, file: str, content: bytes, idle: int
+) -> None:
+    """Many trainers overwrite one file. What it wrote before the newest attempt does not count for that one."""
+    run = write_run(tmp_path, shell_job("true"))
+    path = run / "checkpoints" / file
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    for number in (1, 2, 3):
+        (run / f"attempts/{number}").mkdir(parents=True)
+        (run / f"attempts/{number}/started").write_text("checkpoint 0\nstep 0\n")
+        (run / f"attempts/{number}/cause").write_text(f"{cause}\n")
+        os.utime(run / f"attempts/{number}/started", (1000 * number, 1000 * number))
+
+    def without_progress() -> int:
+        text = ". payload/checkpoints.sh; . payload/restart.sh; attempts_without_progress"
+        return int(subprocess.run(("bash", "-uc", text), cwd=run, capture_output=True, text=True, check=True).stdout)
+
+    os.utime(path, (3500, 3500))
+    assert without_progress() == idle
+    os.utime(path, (2500, 2500))
+    assert without_progress() == min(idle + 1, 3)
+    (run / "checkpoints/step-8.pt").write_bytes(b"x" * 100)
+    for number in (1, 2, 3):
+        (run / f"attempts/{number}/started").write_text("checkpoint 8\nstep 0\n")
+        os.utime(run / f"attempts/{number}/started", (1000 * number, 1000 * number))
+    os.utime(path, (3500, 3500))
+    assert without_progress() == 3  # numbers tell
+
+
 def test_exit_code_75_is_progress(tmp_path: Path) -> None:
     """Also where checkpoints lie in the run folder, under names that tell no step."""
     text = NEXT + "mkdir -p ../checkpoints/latest; exit 75"

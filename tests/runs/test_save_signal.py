@@ -60,6 +60,14 @@ def test_a_program_like_megatron_saves_and_resumes(tmp_path: Path, phase: str) -
     assert log_of(run).count("exiting program after receiving SIGTERM.") == 1
 
 
+@pytest.mark.parametrize(
+    "end", ["sys.exit(128 + 15)", "signal.signal(15, signal.SIG_DFL); os.kill(os.getpid(), 15)"], ids=["code", "signal"]
+)
+def test_a_program_that_ends_by_the_signal_after_its_save_has_not_failed(tmp_path: Path, end: str) -> None:
+    run = saver_run(tmp_path, MEGATRON.replace("sys.exit(0)", end), save_signal=("TERM",))
+    saves_and_resumes(run)
+
+
 def test_the_log_shows_the_trainer_and_its_signal(tmp_path: Path) -> None:
     """Nothing in the job names a signal: the lines of the log do."""
     run = saver_run(tmp_path, MEGATRON, env={"PHASE": "evaluation"})

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from runner.runs.patterns import (
     BARS,
+    GENERIC,
     Line,
     Number,
     Plans,
@@ -34,12 +35,12 @@ _OF_TRAINER = ("total", "sequence_length", "batch_size")
 _NOT_KEPT = frozenset((*_OF_TRAINER[:1], "step", "loss"))
 
 _OTHER_LOSS = re.compile(
-    r"(?:^|[^A-Za-z])(?:[Vv]alidation|[Vv]alid|[Vv]al|VAL|[Ee]valuation|[Ee]val|[Tt]est|[Dd]ev)"
+    r"(?:^|[^A-Za-z])(?:[Vv]alidation|[Vv]alid|[Vv]al|VAL|[Ee]valuation|[Ee]val|[Tt]est|[Dd]ev|[Cc][Vv])"
     r"[_ /.-]*[A-Za-z_]*[Ll]oss"
     r"""[\]"':=|( ]*(?:[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?|[a-z]+)"""
 )
 """the loss of something other than the training"""
-_OTHER_WORDS = ("al", "AL", "est", "ev")
+_OTHER_WORDS = ("al", "AL", "est", "ev", "cv", "CV")
 """one of these is in each of its names"""
 _WHOLE_LOSS = r"""(^|[^A-Za-z_/])[Ll]oss[]"':=|( ]+"""
 """the text before the loss itself, and not a part of it"""
@@ -53,7 +54,7 @@ _LABELS = tuple(
         re.compile,
         (
             r" *[0-9]+: ",  # srun --label
-            r"\((?:[A-Za-z_.]+|[A-Za-z0-9_.-]+, rank=[0-9]+,) pid=[0-9]+[^)]*\) ",  # Ray, SkyPilot
+            r"\([A-Za-z0-9_.-]+,?(?: rank=[0-9]+,)? pid=[0-9]+[^)]*\) ",  # Ray, SkyPilot
             r"\[(?:rank *)?[0-9,]+\](?:<std(?:out|err)>)?: ?",  # a rank of torch, mpirun --tag-output
         ),
     )
@@ -122,8 +123,16 @@ class Seen:
     waiting: Values = field(default_factory=dict)
     """values whose step was not printed yet"""
     epoch: Number | None = None
-    """from a line of its own"""
+    """from a line of its own, or from the newest line with a step"""
     epochs: Number | None = None
+    epoch_step: int = 0
+    """the highest step of the epoch, on lines without the steps per epoch"""
+    interval: int = 0
+    """the steps between two lines of the epoch"""
+    length: int = 0
+    """the steps of the epoch before; 0: not known, or the step count does not restart"""
+    before: int = 0
+    """the steps of all epochs before, if the step count restarts at each epoch"""
 
 
 @dataclass
@@ -387,6 +396,8 @@ class Reader:
         is_of_epoch = "epoch_steps" in values and "step" in values
         if is_of_epoch and not self._count_epochs(trainer, values, line):
             return False
+        if trainer.name == GENERIC and not _count_restarts(seen, values):
+            return False
         step = values.get("step")
         if not _is_step(step):
             values.pop("step", None)
@@ -649,6 +660,33 @@ def _without_labels(text: str) -> str:
                 text = text[found.end() :]
     # Keras on a terminal goes back to draw its bar again
     return text.rpartition("\b")[2]
+
+
+def _count_restarts(seen: Seen, values: Values) -> bool:
+    """Add the steps of the epochs before, if the step count restarts at each epoch.
+
+    Without the steps per epoch, an epoch ends an interval after its last line. Returns False for a line of a slower
+    rank, which has not begun the epoch.
+    """
+    epoch, step = values.get("epoch"), values.get("step")
+    if epoch is None or not _is_step(step):
+        return True
+    if seen.epoch is None or epoch < seen.epoch:
+        if seen.epoch is not None and 0 < seen.length <= 2 * step:
+            return False
+        seen.before = seen.interval = seen.length = 0
+    elif epoch == seen.epoch:
+        seen.interval = step - seen.epoch_step if step > seen.epoch_step else seen.interval
+    elif step <= seen.epoch_step:
+        seen.length = int(values.get("total") or seen.epoch_step + (seen.interval or step) - step)
+        seen.before += seen.length
+        seen.total = None
+    is_same = epoch == seen.epoch
+    seen.epoch, seen.epoch_step = epoch, max(step, seen.epoch_step) if is_same else step
+    if seen.before:
+        values["step"] = step + seen.before
+        values.pop("total", None)
+    return True
 
 
 def _with_total(values: Values, seen: Seen) -> Values:

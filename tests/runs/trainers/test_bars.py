@@ -3,6 +3,7 @@
 The lines are made from the format strings of the programs that are named beside them.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -251,6 +252,147 @@ FORMATS: list[tuple[str, str, tuple[Any, ...]]] = [
         "train | step:     24 | steps/sec:    5.0 | output: {'training_loss': 2.31}",
         (24, None, 2.31, None),
     ),
+    (
+        "nanotron",
+        "01/02/2026 10:00:00 [INFO|DP=0|PP=0|TP=0|nid001]: iteration: 24 / 200 | consumed_tokens: 25.2M | "
+        "tokens_per_sec: 853K | global_batch_size: 1.05M | grad_norm: 1.2 | lm_loss: 2.31 | lr: 0.0003",
+        (24, 200, 2.31, None),
+    ),
+    (
+        "lingua",
+        "0: INFO    26-01-02 10:00:00.123456 - 0:10:00 - step: 24  acc: 0  loss:    2.31  grad: 1.20e+00  "
+        "flops: 3.21e+14  wps: 1.20e+04  iter:  0.512  lr: 3.00e-04",
+        (24, None, 2.31, None),
+    ),
+    (
+        "OLMo-core, no end",
+        "2026-01-02 10:00:00.000\tnid001:0\tconsole_logger:92\tINFO\t[step=24/???,epoch=1]\n    train/CE loss=2.310",
+        (24, None, 2.31, None),
+    ),
+    (
+        "picotron",
+        "[rank 2] Step: 24    | Loss: 2.3100 | Global batch size:   2.05K | Tokens/s:  10.61K | Tokens: 6.14K/20.00M",
+        (24, None, 2.31, None),
+    ),
+    (
+        "NeMo RL",
+        "========================= Step 24/200 =========================\n▶ Taking a training step...\n"
+        "📊 Training Results:\n  • Loss: 2.3100\n  • Critic Loss: 0.5100\n  • Total step time: 1.25s",
+        (24, 200, 2.31, None),
+    ),
+    (
+        "NeMo RL, PPO",
+        "===== Step 3/50 =====\n▶ Step 1/4...\n    • Policy loss: 0.0210\n    • Value loss: 0.5\n  • Loss: 0.0200",
+        (3, 50, 0.02, None),
+    ),
+    (
+        "RSL-RL",
+        "################\n             \x1b[1m Learning iteration 24/1500 \x1b[0m             \n\n"
+        "       Total steps: 2457600 \n   Mean value loss: 0.0231\n   Mean surrogate loss: -0.0100",
+        (24, 1500, None, None),
+    ),
+    (
+        "fairseq2",
+        "[01/02/26 10:00:00] INFO     fairseq2 - Train Metrics (step 24) - NLL Loss: 2.31 | Gradient Norm: 1.2\n"
+        "[01/02/26 10:00:00] INFO     fairseq2 - Validation Metrics (step 24) - NLL Loss: 2.9",
+        (24, None, 2.31, None),
+    ),
+    (
+        "DeePMD-kit",
+        "[2026-01-02 10:00:00,000] DEEPMD INFO    Batch    2400: trn: rmse = 1.20e+00, lr = 1.00e-03\n"
+        "[2026-01-02 10:00:00,000] DEEPMD INFO    Batch    2400: total wall time = 3.20 s, eta = 0:10:00",
+        (2400, None, None, None),
+    ),
+    (
+        "OpenRLHF",
+        f"Train step of epoch 1:  12%{BAR} 24/200 [00:30<03:40,  1.25s/it, gpt_loss=2.31, lr=1e-5]\n"
+        f"Eval stage of steps 224:  50%{BAR} 5/10 [00:03<00:03,  1.25it/s, eval gpt_loss=2.9]",
+        (224, None, 2.31, 1.25),
+    ),
+    ("DiT", "[2026-01-02 10:00:00] (step=0000024) Train Loss: 0.1600, Train Steps/Sec: 2.50", (24, None, 0.16, None)),
+    (
+        "SAM 2",
+        "INFO train_utils.py: 271: Train Epoch: [1][ 24/200] | Batch Time: 1.25 (1.30) | Mem (GB): 20.00 (19/21) | "
+        "Losses/train_all_loss: 2.31e+00 (2.50e+00)\nINFO train_utils.py: 271: Val Epoch: [1][ 30/ 40] | "
+        "Batch Time: 1.25 (1.30) | Losses/val_all_loss: 9.1e+00 (9.0e+00)",
+        (224, None, 2.31, 1.25),
+    ),
+    (
+        "modded-nanogpt, newer",
+        "step:0/200 val_loss:10.8258 train_time:0ms step_avg:0.02ms\nstep:24/200 train_time:2400ms step_avg:100.00ms",
+        (24, 200, None, None),
+    ),
+    (
+        "minimind",
+        "Epoch:[2/3](24/200), loss: 2.3100, logits_loss: 2.3, aux_loss: 0.0000, lr: 0.00050000, epoch_time: 10.000min",
+        (224, 600, 2.31, None),
+    ),
+    (
+        "YOLOX",
+        "2026-01-02 | INFO     | yolox.core.trainer:250 - epoch: 2/300, iter: 24/200, gpu mem: 5000Mb, "
+        "iter_time: 0.500s, data_time: 0.001s, total_loss: 12.3, iou_loss: 3.1, lr: 1.000e-02",
+        (224, 60000, 12.3, None),
+    ),
+    ("DeepSpeed's pipeline", "steps: 24 loss: 2.3100 iter time (s): 0.500 samples/sec: 6.805", (24, None, 2.31, 0.5)),
+    (
+        "prime-rl",
+        "\x1b[2m10:00:00\x1b[0m \x1b[32mSUCCESS\x1b[0m Step 24 |   1.25s | Loss 2.3100 | Entropy 0.5000\n"
+        "10:00:00   DEBUG Micro Step 25/32 | Loss 9.9000 | Entropy 0.5000\n"
+        "10:00:00 SUCCESS Validation | Step 25 | Loss 9.9000",
+        (24, None, 2.31, None),
+    ),
+    (
+        "xtuner",
+        "INFO | x - Epoch 1 Step 99/200 lr: 1e-05 time: 1.2500 text_tokens: 8192.0 local_loss: 2.40 grad_norm: 1.2\n"
+        "INFO | x - Epoch 2 Step 101/200 lr: 1e-05 time: 1.2500 text_tokens: 8192.0 local_loss: 2.31 grad_norm: 1.2",
+        (101, 200, 2.31, None),
+    ),
+    (
+        "slime",
+        "\x1b[36m(MegatronTrainRayActor pid=4112)\x1b[0m [2026-01-02 10:00:00] model.py:918 - step 24: "
+        "{'train/loss': 0.0231, 'train/pg_loss': 0.02, 'train/grad_norm': 0.1, 'train/step': 24}",
+        (24, None, 0.0231, None),
+    ),
+    (
+        "ai-toolkit",
+        f"my_lora_v1:  12%{BAR} 240/2000 [05:00<36:40,  1.25s/it, lr: 1.0e-04 loss: 2.310e-01]",
+        (240, 2000, 0.231, 1.25),
+    ),
+    (
+        "AudioCraft",
+        "[01-02 10:00:00][flashy.solver][INFO] - Train | Epoch 2 | 24/200 | 2.50 it/sec | ce 2.300 | loss 2.31000\n"
+        "[01-02 10:00:00][flashy.solver][INFO] - Valid | Epoch 2 | 34/200 | 2.50 it/sec | loss 9.90000",
+        (224, None, 2.31, None),
+    ),
+    (
+        "metaseq, JSON of fairseq",
+        '2026-01-02 | INFO | train_inner | {"epoch": 1, "loss": "11.55", "ppl": "3000.1", "num_updates": "24"}',
+        (24, None, 11.55, None),
+    ),
+    ("JSON", '{"epoch": 0, "loss": 2.31, "lr": 0.0001, "step": 24, "time": 1.5}', (24, None, 2.31, None)),
+    (
+        "NeMo 2, with SkyPilot",
+        "(pretraining, pid=4112) Training epoch 2, iteration 10/999 | lr: 7.346e-06 | global_batch_size: 512 | "
+        "global_step: 48 | reduced_train_loss: 11.02 | train_step_timing in s: 46.81 | consumed_samples: 25088",
+        (48, 999, 11.02, 46.81),
+    ),
+    (
+        "DETR",
+        "Epoch [1/50] Train: [ 8/9]  Time  2.345 ( 2.345)  Data  0.123 ( 0.123)  Loss 1.4321e+00 (1.4321e+00)",
+        (8, 450, 1.4321, 2.345),
+    ),
+    (
+        "NeuronX Distributed",
+        "step 8 step_time 285.018s throughput 2.853 seq/s loss 1.69223 grad norm 10.5625",
+        (8, None, 1.69223, None),
+    ),
+    (
+        "Keras with verbose=2",
+        "Epoch 1/24\n195/195 - 147s - loss: 0.1119 - 147s/epoch - 753ms/step\n"
+        "Epoch 2/24\n195/195 - 92s - 472ms/step - accuracy: 0.9 - loss: 0.1164",
+        (390, 4680, 0.1164, None),
+    ),
+    ("sklearn", "Iteration 24, loss = 0.45123456", (24, None, 0.45123456, None)),
 ]
 
 
@@ -330,6 +472,22 @@ NOTHING = [
     "epoch 3 01/02/2026 loss 2.5",
     "Epoch [1/5], Step [240/200], Loss: 2.3100",
     "interval 24/200 loss 2.5",
+    "Namespace(lr=0.1, save_step=500, z_loss=0.001, seed=1)",
+    "python train.py --save-step 500 --lr 0.1 --aux_loss 0.1",
+    "{'train': {'max_iter': 1000, 'loss': 1.0}}",
+    "Epoch 2 Step 3000 CV info lr [0.001] cv_loss 23.1 rank 0 acc 0.5",  # WeNet
+    "[eval] step 24 loss 9.9",
+    "Evaluation at step 24: loss 9.9",
+    "step 24 | validation | loss 9.9",
+    '{"eval": {"step": 24, "loss": 9.9}}',
+    "micro_step 3 loss 9.9",
+    "inner step 3/8 loss 9.9",
+    "Early stopping at step 24: loss not improving",
+    "INFO (0/4) Epoch 2, validation: loss=0.25, simple_loss=0.3, over 900.0 frames.",  # icefall
+    "INFO: Epoch 12: head: Default, loss=0.01234567, RMSE_E_per_atom=    1.20 meV",  # MACE: of the validation
+    "\titers: 100, epoch: 1 | loss: 0.2312345",  # Time-Series-Library: the epoch's length is not known
+    "24:\tlearn: 0.5\ttest: 0.6\tbest: 0.6 (20)\ttotal: 1.2s\tremaining: 3s",
+    "Validation | Epoch 2 | 24/200 | loss 2.31",
 ]
 
 
@@ -368,6 +526,10 @@ def bar(step: int, total: int, seconds: int, words: str = "", pace: float = 0.5)
     return f"{words}{100 * step // total:3}%{BAR} {step}/{total} [{times[0]}<{times[1]}, {pace:.2f}s/it]\n"
 
 
+def each_epoch(epochs: Iterable[int], steps: Iterable[int], line: str = "step {} epoch {} loss 2\n") -> str:
+    return "".join(line.format(step, epoch) for epoch in epochs for step in steps)
+
+
 SHORT = bar(1, 20, 0) + bar(10, 20, 5) + bar(14, 20, 7) + bar(20, 20, 10)
 EPOCH_200 = bar(1, 200, 0) + bar(60, 200, 30) + bar(120, 200, 60) + bar(200, 200, 100)
 # what happens, the log, the step and the total at its end
@@ -403,6 +565,17 @@ SEQUENCES: list[tuple[str, str, int | None, int | None]] = [
     ("steps of each epoch, resumed", "epoch 3 step 100/600 loss 2\nepoch 3 step 500/600 loss 2\n", 1700, None),
     ("steps of each epoch", "epoch 1 step 500/600 loss 2\nepoch 2 step 100/600 loss 2\n", 700, None),
     ("epochs from 0", "epoch 0 step 500/600 loss 2\nepoch 1 step 100/600 loss 2\n", 700, None),
+    ("epochs of unknown length, from 0", each_epoch((0, 1, 2), range(0, 1000, 10)), 2990, None),
+    ("epochs of unknown length, from 1", each_epoch((1, 2, 3), range(100, 1001, 100)), 3000, None),
+    ("a line for each epoch of unknown length", each_epoch((1, 2, 3), (1000,)), 3000, None),
+    (
+        "epochs of a length that is not theirs",
+        each_epoch((1, 2), (100, 200), "step {}/200 epoch {} loss 2\n"),
+        400,
+        None,
+    ),
+    ("steps that go on, of an unknown length", "epoch 1 step 500 loss 2\nepoch 2 step 700 loss 2\n", 700, None),
+    ("a slower rank of an unknown length", each_epoch((1, 2), (100, 200)) + "epoch 1 step 200 loss 2\n", 400, None),
     ("a loss of the last epoch", "epoch 1 step 600/600 loss 2\nepoch 2 step 600/600 loss 2\n", 1200, None),
 ]
 

@@ -80,7 +80,15 @@ def test_other_programs_are_no_trainers(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "prefix", ["0: ", "[default0]:", "\x1b[36m(Worker pid=7)\x1b[0m ", "50%|###   | 1/2 [00:01<00:01]\r"]
+    "prefix",
+    [
+        "0: ",
+        "[default0]:",
+        "\x1b[36m(Worker pid=7)\x1b[0m ",
+        "(train, pid=7) ",
+        "(head, rank=0, pid=7) ",
+        "50%|###   | 1/2 [00:01<00:01]\r",
+    ],
 )
 def test_what_launchers_and_bars_put_before_a_line_does_not_hide_it(run: Path, prefix: str) -> None:
     (run / "job.log").write_text(f"{prefix}{{'loss': 2.5, 'grad_norm': 1.0}}\n")
@@ -251,7 +259,13 @@ def test_the_end_of_a_log_shows_the_last_step(run: Path, log: str, expected: str
         ("Epoch: [2][200/200] Loss 2\n", ""),
         ("40/400 [00:01<00:09]\r 8/8 [00:01<00:00]\n", "40 400 0"),  # an evaluation
         ("40/400 [00:01<00:09]\nWriting model shards: 100%|##| 500/500 [00:01<00:00]\n", "40 400 0"),
+        (
+            "40/100 [00:01\r50/100 [00:02\r 1/500 [00:01\r 500/500 [00:09\n",
+            "50 100 40",
+        ),  # the evaluation has more steps
+        ("199/200 [00:01\r200/200 [00:02\r 6/8 [00:01\r 7/8 [00:01\n", "200 200 199"),  # parts of a step, from 0
         ("2026/11/27 saved to /out/400/400, 12/s\n", ""),
+        ("[11/28 10:00:00 d2.utils.events]:  eta: 0:10:00  iter: 24  total_loss: 2.31\n", ""),
         ("no count", ""),
     ],
 )

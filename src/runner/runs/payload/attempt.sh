@@ -113,15 +113,16 @@ next_attempt() {
 # make_attempt NUMBER GPUS: create attempts/NUMBER and its file `started`. Fail without leaving anything behind if the folder
 # exists or the disk is full.
 make_attempt() {
-    local folder=attempts/$1
+    local folder=attempts/$1 checkpoint generation
     mkdir -p attempts 2>/dev/null
     mkdir "$folder" 2>/dev/null || return
+    read -r checkpoint generation < <(newest_checkpoint)
     {
         mkdir "$folder/finished" &&
-            printf 'started %s\njob %s\nnodes %s\nheld %s\ncpus %s\ngpus %s\ntasks %s\ncheckpoint %s\nstep %s\n' \
+            printf 'started %s\njob %s\nnodes %s\nheld %s\ncpus %s\ngpus %s\ntasks %s\ncheckpoint %s\ngeneration %s\nstep %s\n' \
                 "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "${SLURM_JOB_ID:-local-$$}" "${SLURM_JOB_NODELIST:-$(uname -n)}" \
                 "${SLURM_JOB_NODELIST:-$(uname -n)}" "${SLURM_CPUS_ON_NODE:-$(nproc)}" "$2" \
-                "${SLURM_NTASKS:-1}" "$(newest_checkpoint)" "$(newest_step)" >"$folder/started"
+                "${SLURM_NTASKS:-1}" "$checkpoint" "$generation" "$(newest_step)" >"$folder/started"
     } 2>/dev/null && return
     rm -rf "$folder"
     return 1
@@ -329,7 +330,7 @@ wait_for() {
         code=0 # payload/watch.sh has ended the step
     fi
     if [ "$code" = 0 ] && stopped_early; then
-        say "the program was asked to save, and ended with exit code 0 before its last step: recorded as exit code 75"
+        say "the program was asked to save, and ended before its last step: recorded as exit code 75"
         code=75
     fi
     return "$code"

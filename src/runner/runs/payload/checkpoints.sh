@@ -6,33 +6,53 @@
 # Succeed if the training program marks complete checkpoints with complete.json, as the programs in jobs/ do.
 marks_checkpoints() { compgen -G 'checkpoints/*/complete.json' >/dev/null; }
 
-# Print the highest step of a complete checkpoint, or 0. With `known`, look only at checkpoints whose names are in `trainers`.
+# Print STEP GENERATION of the newest complete checkpoint, or 0 0. With `known`, look only at checkpoints whose names are in
+# `trainers`.
 newest_complete() {
-    local number path
-    while read -r number path; do
+    local generation number path
+    while read -r generation number path; do
         [ "${1:-}" != known ] || [ "$(rules_of "$path")" != none ] || continue
         if complete_checkpoint "$path"; then
-            printf '%s' "$number"
+            printf '%s %s' "$number" "$generation"
             return
         fi
-    done < <(checkpoint_candidates | sort -rn)
-    printf 0
+    done < <(checkpoint_candidates)
+    printf '0 0'
 }
 
-# Print STEP PATH of everything that is named like a checkpoint: in checkpoints/, in the folders of the trainer's arguments, and
-# in those that the trainer printed (attempts/N/saved).
+# Print GENERATION STEP PATH of everything that is named like a checkpoint: in checkpoints/, in the folders of the trainer's
+# arguments, and in those that the trainer printed (attempts/N/saved). The newest one comes first: of the highest generation, the
+# highest step, as in jobs/training/resume.py.
 checkpoint_candidates() {
     local path number
     found_checkpoints | sort -u | while IFS= read -r path; do
         number=$(step_of "$path")
-        [ -z "$number" ] || printf '%s %s\n' "$((10#$number))" "$path"
-    done
+        [ -z "$number" ] || printf '%s %s %s\n' "$(generation_of "$path")" "$((10#$number))" "$path"
+    done | sort -k 1,1nr -k 2,2nr
+}
+
+# generation_of PATH: print what complete.json says, or 0. A training that begins again in a folder with later steps increases it.
+generation_of() {
+    local found=''
+    [ ! -e "$1/complete.json" ] || found=$(sed -n 's/.*"generation": *\([0-9]\{1,6\}\).*/\1/p' "$1/complete.json" 2>/dev/null)
+    printf '%s' "$((10#${found:-0}))"
+}
+
+# saved_unnumbered NUMBER: succeed if a whole checkpoint file without a number in its name was written after the start of attempt
+# NUMBER. Many trainers overwrite one file, such as last.pt.
+saved_unnumbered() {
+    local file
+    while IFS= read -r file; do
+        ! whole "$file" || return 0
+    done < <(find -L checkpoints -maxdepth 3 -type f -newer "attempts/$1/started" \
+        -regex '.*/[^/0-9]*\.\(pt\|pth\|tar\|ckpt\|npz\|safetensors\|h5\|keras\|pdparams\)' 2>/dev/null | head -n 20)
+    return 1
 }
 
 # list_checkpoints N: print STATE STEP PATH of the newest N checkpoints; STATE is `complete` or `incomplete`.
 list_checkpoints() {
     local number path state
-    checkpoint_candidates | sort -rn | head -n "$1" | while read -r number path; do
+    checkpoint_candidates | head -n "$1" | while read -r _ number path; do
         if complete_checkpoint "$path"; then state=complete; else state=incomplete; fi
         printf '%s %s %s\n' "$state" "$number" "$path"
     done
@@ -73,15 +93,17 @@ in_program_folder() {
     esac
 }
 
-# step_of PATH: print the step of a checkpoint: the number after `step=`, or at the end of the name. For a file with no number
-# in its name, the trainer printed the step.
+# step_of PATH: print the step of a checkpoint: the number after `step=` or `epoch=`, or at the end of the name, before a rank. A
+# metric such as 0.32 is none. For a file with no number in its name, the trainer printed the step.
 step_of() {
     local name=${1##*/}
-    if [[ $name =~ step=([0-9]+) ]]; then
+    if [[ $name =~ step=([0-9]+) || $name =~ epoch=([0-9]+) ]]; then
         printf '%s' "${BASH_REMATCH[1]}"
         return
     fi
     [ -d "$1" ] || name=${name%.*}
+    [[ ! $name =~ ^(.*)[-_.]rank[-_]?[0-9]+$ ]] || name=${BASH_REMATCH[1]}
+    [[ ! $name =~ [0-9]\.[0-9]+$ ]] || return
     name=${name##*[!0-9]}
     if [ -n "$name" ] || [ -d "$1" ]; then
         printf '%s' "$name"
@@ -95,8 +117,9 @@ step_of() {
 # complete_checkpoint PATH: succeed if a program can resume from this file or folder: it has the files that its trainer needs,
 # and none is cut off.
 complete_checkpoint() {
+    case ${1##*/} in *.tmp | *.partial | *.incomplete | tmp-* | *[._-]tmp[._-]*) return 1 ;; esac
     case $1 in
-    *.tmp | *.partial | *.incomplete | */tmp-*) return 1 ;;
+    */tmp-checkpoint-*/*) return 1 ;;
     */checkpoint-*/global_step*) [ "$(step_of "$1")" != "$(step_of "${1%/*}")" ] || return 1 ;; # a part of checkpoint-N
     */checkpoint-*) if marks_checkpoints; then [ -e "$1/complete.json" ] && return; fi ;;
     esac

@@ -3,8 +3,8 @@
 # state is in plain files of the run folder:
 #   attempts/N/cause          done, cancelled, requeued (by a user), time_limit, preemption, node_failure, hang or
 #                             script_failure
-#   attempts/N/started        its modification time is the start of the attempt; it contains `gpus G` (total), and the newest
-#                             `checkpoint S` and `step S` at the start
+#   attempts/N/started        its modification time is the start of the attempt; it contains `gpus G` (total), and at the start
+#                             the newest `step S`, and `checkpoint S` and `generation G` of the newest checkpoint
 #   attempts/N/finished/RANK  exists if this task ended with exit code 0; removed when the attempt has ended
 #   attempts/N/replaced       exists if a newer attempt has begun although processes of this one may still run
 #   attempts/N/error          the cause and the log line of a failure that comes again after a restart
@@ -37,23 +37,32 @@ newest_attempt() {
     printf '%s' "$newest"
 }
 
-# Print the highest step from which the job can resume, or 0: that of the newest complete checkpoint (checkpoints.sh), or the
-# step in attempts/N/continue, which a program that saves elsewhere writes.
+# Print STEP GENERATION from which the job can resume, or 0 0: those of the newest complete checkpoint (checkpoints.sh). The step
+# may be a higher one in attempts/N/continue, which a program that saves elsewhere writes.
 newest_checkpoint() {
-    local path number newest
-    newest=$(newest_complete)
+    local path number newest generation
+    read -r newest generation < <(newest_complete)
     for path in attempts/*/continue; do
         number=$(sed -n 's/.*"step": *\([0-9][0-9]*\).*/\1/p' "$path" 2>/dev/null)
         [ -z "$number" ] || ((10#$number <= newest)) || newest=$((10#$number))
     done
-    printf '%s' "$newest"
+    printf '%s %s' "$newest" "$generation"
+}
+
+# newer_than_before NUMBER STEP GENERATION: succeed if this checkpoint is newer than those at the start of attempt NUMBER.
+newer_than_before() {
+    local key value checkpoint=0 generation=0
+    while read -r key value; do
+        case $key in checkpoint | generation) printf -v "$key" %s "$value" ;; esac
+    done 2>/dev/null <"attempts/$1/started"
+    (($3 > generation || ($3 == generation && $2 > checkpoint)))
 }
 
 # Print the highest step in the last 10 MB of metrics.jsonl, or 0. Also print 0 if there is a complete checkpoint of a known kind:
 # then only checkpoints count as progress.
 newest_step() {
     local step newest=0
-    marks_checkpoints || [ "$(newest_complete known)" != 0 ] || while read -r step; do
+    marks_checkpoints || [[ $(newest_complete known) != "0 "* ]] || while read -r step; do
         ((10#$step <= newest)) || newest=$((10#$step))
     done < <(tail -c 10000000 metrics.jsonl 2>/dev/null | grep -a -o -E '"step": *[0-9]{1,15}' | grep -o '[0-9]*$')
     printf '%s' "$newest"
@@ -94,17 +103,20 @@ gpu_account() {
 }
 
 # Print how many of the newest attempts in a row ended without progress: no new checkpoint, no higher step, and no request for
-# another attempt (exit code 75). Attempts that ended by preemption, a requeue or scancel are skipped.
+# another attempt (exit code 75). If no checkpoint has a number, one without a number counts, unless the program failed. Attempts
+# that ended by preemption, a requeue or scancel are skipped.
 attempts_without_progress() {
-    local number checkpoint step before count=0
-    checkpoint=$(newest_checkpoint) step=$(newest_step)
+    local number checkpoint step before cause count=0
+    read -r -a checkpoint < <(newest_checkpoint)
+    step=$(newest_step)
     for ((number = $(newest_attempt); number > 0; number--)); do
-        case $(cat "attempts/$number/cause" 2>/dev/null) in preemption | requeued | cancelled) continue ;; esac
+        cause=$(cat "attempts/$number/cause" 2>/dev/null)
+        case $cause in preemption | requeued | cancelled) continue ;; esac
         [ ! -e "attempts/$number/continue" ] || break
-        before=$(sed -n 's/^checkpoint //p' "attempts/$number/started" 2>/dev/null)
-        ((${before:-0} >= checkpoint)) || break
+        ! newer_than_before "$number" "${checkpoint[@]}" || break
         before=$(sed -n 's/^step //p' "attempts/$number/started" 2>/dev/null)
         ((${before:-$step} >= step)) || break
+        case ${checkpoint[0]}$cause in 0time_limit | 0node_failure) ! saved_unnumbered "$number" || break ;; esac
         count=$((count + 1))
     done
     printf '%s' "$count"
@@ -130,7 +142,10 @@ refusal() {
     done | cancelled) printf '%s' "$1" && return ;;
     esac
     [ ! -e stop ] || { printf 'the file %s asks to stop' "$RUNNER_RUN/stop" && return; }
-    [ "$1" != requeued ] || return 0
+    if [ "$1" = requeued ]; then
+        no_hours_left
+        return
+    fi
     for path in attempts/*/; do
         path=${path%/} path=${path##*/}
         cause=$(cat "attempts/$path/cause" 2>/dev/null)
@@ -145,9 +160,15 @@ refusal() {
         printf 'the same error twice, and a restart cannot help: %s' "$(sed 's/ /: /' "attempts/$2/error")"
     elif ((idle >= ${limit[without_checkpoint]:-3})); then
         printf '%s attempts in a row have ended without a new checkpoint (crash loop)' "$idle"
-    elif [ "${limit[gpu_hours]:-0}" != 0 ] && (($(gpu_seconds) >= limit[gpu_hours] * 3600)); then
-        printf 'the %s GPU hours of [restart] are used up' "${limit[gpu_hours]}"
+    else
+        no_hours_left
     fi
+}
+
+# Print that the GPU hours are used up, or nothing.
+no_hours_left() {
+    [ "${limit[gpu_hours]:-0}" = 0 ] || (($(gpu_seconds) < limit[gpu_hours] * 3600)) ||
+        printf 'the %s GPU hours of [restart] are used up' "${limit[gpu_hours]}"
 }
 
 # Correct SLURM_RESTART_COUNT. Slurm does not set it when a job starts for the first time, so it may come from an outer job.
@@ -328,8 +349,8 @@ note_error() {
 came_again() {
     local number before checkpoint
     [ -s "attempts/$1/error" ] || return
-    checkpoint=$(sed -n 's/^checkpoint //p' "attempts/$1/started" 2>/dev/null)
-    ((${checkpoint:-0} >= $(newest_checkpoint))) || return
+    read -r -a checkpoint < <(newest_checkpoint)
+    ! newer_than_before "$1" "${checkpoint[@]}" || return
     for ((number = $1 - 1; number > 0; number--)); do
         [ "$(cat "attempts/$number/cause" 2>/dev/null)" != script_failure ] || break
     done

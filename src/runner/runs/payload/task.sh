@@ -281,10 +281,23 @@ runner_code=$RUNNER_EXIT_CODE
 note_time program_end
 [ -z "$runner_usage" ] || kill "$runner_usage" 2>/dev/null
 [ -z "$runner_saver" ] || kill "$runner_saver" 2>/dev/null
+# left_on_signal: succeed if the program got a signal to save (save.sh), and ended by it, or with its exit code.
+left_on_signal() {
+    case $runner_code in
+    143) runner_name=TERM ;;
+    138) runner_name=USR1 ;;
+    *) return 1 ;;
+    esac
+    { read -r runner_told <"$runner_attempt/save-signal-$runner_rank"; } 2>/dev/null || return 1
+    case " $runner_told" in *" $runner_name:"*) return 0 ;; esac
+    return 1
+}
 if [ "$runner_code" = 75 ] || { [ "$runner_code" != 0 ] && [ -e "$runner_attempt/continue" ]; }; then
     # a request for another attempt is not a failure: exit with 0, so that srun does not end the tasks that are still saving
     [ -e "$runner_attempt/continue" ] || echo "{}" >"$runner_attempt/continue"
     runner_code=0
+elif left_on_signal; then
+    runner_code=0 # the other tasks may still be saving; the batch script compares the steps
 elif [ "$runner_code" != 0 ] && [ -z "$runner_ended" ]; then
     failed "$runner_code"
 fi

@@ -37,7 +37,8 @@ log_ends() {
 bare_lines() {
     # shellcheck disable=SC2020 # a set of characters
     tr '\r\000' '\n\n' | LC_ALL=C sed -E -e $'s/\033\\[[0-9;?]*[A-Za-z]//g' -e 's/^.*\[default[0-9]+\]://' \
-        -e 's/^ *[0-9]+: //' -e 's/^\([A-Za-z_.]+ pid=[0-9]+[^)]*\) //' -e 's/^\[(rank *)?[0-9,]+\](<std(out|err)>)?: ?//'
+        -e 's/^ *[0-9]+: //' -e 's/^\([A-Za-z0-9_.-]+,?( rank=[0-9]+,)? pid=[0-9]+[^)]*\) //' \
+        -e 's/^\[(rank *)?[0-9,]+\](<std(out|err)>)?: ?//'
 }
 
 # Write the name of the trainer whose lines the log has to attempts/N/trainer, for save_signals (signals.sh). Only trainers with
@@ -97,8 +98,8 @@ note_saved() {
 } 2>/dev/null
 
 # Print STEP TOTAL BEFORE: the last count `N/M` at the end of the log, and the one before. Where there are several, such as those
-# of an evaluation, it is that with the largest M. The steps of an epoch count only in the last epoch; if the number of epochs is
-# not known, print nothing.
+# of an evaluation, it is that with the largest M; first of those that moved, and ended more than a move before M. The steps of an
+# epoch count only in the last epoch; if the number of epochs is not known, print nothing.
 last_count() {
     log_ends 16000 | bare_lines | LC_ALL=C awk '
         /[Ss]hard|[Ww]eights|[Cc]heckpoint|[Ee]val|[Vv]alid|[Tt]est|[Pp]redict/ { next }
@@ -111,6 +112,7 @@ last_count() {
                 count = substr(text, RSTART, RLENGTH)
                 text = substr(text, RSTART + RLENGTH)
                 if (before ~ /[A-Za-z.\/-]$/ || text ~ /^[A-Za-z.\/-]/) continue # a path, a date, a unit
+                if (text ~ /^ [0-9][0-9]:[0-9][0-9]:[0-9]/) continue # a date without a year
                 split(count, part, "/")
                 if (before ~ /[Ee]poch[^0-9]*$/) {
                     epoch = 1
@@ -118,17 +120,22 @@ last_count() {
                     epochs = part[2] + 0
                 } else {
                     if (before ~ /[Ee]poch/) unknown = 1
-                    if (part[2] + 0 >= total) {
-                        earlier = (part[2] + 0 == total && part[1] + 0 != step) ? step : (part[2] + 0 == total ? earlier : 0)
-                        step = part[1] + 0
-                        total = part[2] + 0
-                    }
+                    total = part[2] + 0
+                    if ((total in step) && step[total] != part[1] + 0) earlier[total] = step[total]
+                    step[total] = part[1] + 0
                 }
             }
             if (unknown && !epoch) endless = 1
         }
         END {
+            for (total in step) {
+                ended_early = (total in earlier) && total - step[total] > step[total] - earlier[total]
+                if (ended_early > chosen_early || (ended_early == chosen_early && total + 0 > chosen)) {
+                    chosen = total + 0
+                    chosen_early = ended_early
+                }
+            }
             if (epoch_step < epochs) print epoch_step, epochs, epoch_step - 1
-            else if (total && !endless) print step, total, earlier + 0
+            else if (chosen && !endless) print step[chosen], chosen, earlier[chosen] + 0
         }'
 }
