@@ -46,6 +46,19 @@ def test_every_fault_of_the_syntax_is_found_not_only_the_first(check):
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('mounts = ["/a:/b",\n  "/c:/c"\n  "/d:/e"]\nworkdir = "/w"\n', 3),
+        ('mounts = ["/a:/b"\nworkdir = "/w"\n', 2),
+        ('mounts = [\n  "/a:/b"\n\n[env]\nA = "1"\n', 4),
+        ('mounts = [\n  "/a:/b",\n[env]\nA = "1"\n', 3),
+    ],
+)
+def test_a_missing_comma_or_bracket_is_one_fault(check, text, line):
+    assert lines(check('image = "/a.sqsh"\n' + text)) == [("toml-syntax", line + 1)]
+
+
 def test_every_fault_of_keys_and_values_is_found_not_only_the_first(check):
     text = """\
 image = "/a.sqsh"
