@@ -202,6 +202,7 @@ SCRIPTS = [
         '#SBATCH -c 8\necho "srun true"\n',
         line=4,
     ),
+    advice("cpus-not-inherited", "#SBATCH -c 2\nsrun true\n", "#SBATCH -c 1\nsrun true\n", line=4),
     advice("cpus-not-inherited", "#SBATCH -c 8\nsrun ./a.sh\n", "#SBATCH -c 8\nsrun -l hostname\n", line=4),
     advice(
         "cpus-not-inherited",
@@ -223,6 +224,12 @@ SCRIPTS = [
     ),
     advice("master-address", "MASTER_ADDR=$SLURM_LAUNCH_NODE_IPADDR\n", "MASTER_ADDR=$(hostname -s)\n"),
     advice("fixed-port", "export MASTER_PORT=29500\n", "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))\n"),
+    advice("fixed-port", "MASTER_PORT=7078 srun true\n", "SPARK_MASTER_PORT=7078 srun true\n"),
+    advice(
+        "fixed-port",
+        "accelerate launch --main_process_port 29500 x.py\n",
+        'accelerate launch --main_process_port "$PORT" x.py\n',
+    ),
     advice("fixed-port", f"{TORCHRUN} --master-port 29500 x.py\n", f'{TORCHRUN} --master-port "$PORT" x.py\n'),
     advice("trace-prints-secrets", "set -ex\nexport HF_TOKEN=$(cat ~/.hf)\n", "set -e\nexport HF_TOKEN=$(cat ~/.hf)\n"),
     error("secret-value", "export HF_TOKEN=hf_abcdefghijklmnopqrst\n", "export HF_TOKEN=$(cat ~/.hf)\n"),

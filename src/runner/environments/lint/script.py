@@ -373,7 +373,7 @@ def rendezvous(batch: Batch) -> Iterator[Finding]:
                 reason = "hostname can print several addresses, including IPv6"
                 yield batch.say("master-address", line, "MASTER_ADDR", reason, _MASTER)
         if match := re.search(
-            r"(MASTER_PORT=[\"']?|--master[-_]port[=\s]+|--rdzv[-_]endpoint[=\s]+\S+?:)(\d{4,5})\b",
+            r"(\bMASTER_PORT=[\"']?|--(?:master|main[-_]process)[-_]port[=\s]+|--rdzv[-_]endpoint[=\s]+\S+?:)(\d{4,5})\b",
             line.text,
         ):
             fix = "MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))"
