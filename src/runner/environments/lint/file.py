@@ -107,7 +107,9 @@ def _typed(document: Document, key: str, value: Any) -> Iterator[Finding]:
             if not isinstance(element, str):
                 place = document.place(key, str(index))
                 reason = f"every element of {key} must be text; this element is {element!r}"
-                yield finding("wrong-type", f"{key}.{index}", place, reason, f'write "{element}"')
+                is_text = isinstance(element, str | int | float) and not isinstance(element, bool)
+                fix = f'write "{element}"' if is_text else f"write {expected}"
+                yield finding("wrong-type", f"{key}.{index}", place, reason, fix)
 
 
 def _base(document: Document, value: Any) -> Iterator[Finding]:
@@ -291,6 +293,8 @@ def _fault(message: str, line: int | None, lines: list[str], path: Path) -> Find
         advice = 'write text in quotes (key = "value"), and true and false in lower case; close arrays with ]'
     elif "Unclosed array" in message:
         advice = "separate the elements of an array by commas, and close it with ]; is one of them missing above?"
+    elif "Expected newline" in message and wrong.endswith(","):
+        advice = "remove the comma at the end: only elements of an array are separated by commas"
     elif "Illegal character '\\n'" in message:
         advice = "close the quotes on the line that opens them"
     else:
