@@ -49,6 +49,16 @@ SCRIPTS = [
     ),
     error(
         "node-rank-too-early",
+        f"srun {TORCHRUN} --rdzv-backend=static --node-rank=$SLURM_PROCID x.py\n",
+        f"srun {TORCHRUN} --rdzv-backend=c10d --node-rank=$SLURM_PROCID x.py\n",
+    ),
+    error(
+        "node-rank-too-early",
+        'L="accelerate launch --num_machines 2 --rdzv_backend=static --machine_rank $SLURM_NODEID"\nsrun sh -c "$L"\n',
+        'L="accelerate launch --num_machines 2 --rdzv_backend=c10d --machine_rank $SLURM_NODEID"\nsrun sh -c "$L"\n',
+    ),
+    error(
+        "node-rank-too-early",
         f'srun bash -c "{TORCHRUN} \\\n  --node_rank \\"$SLURM_NODEID\\" x.py"\n',
         f'srun bash -c "{TORCHRUN} \\\n  --node_rank \\$SLURM_NODEID x.py"\n',
     ),
