@@ -320,7 +320,7 @@ def test_the_variable_of_enroots_hook_is_in_the_edf():
         (("docker", "run", "--runtime=habana", "i/i", "a"), None),
         (("docker", "run", "--device=/dev/kfd", "--device=/dev/dri", "rocm/pytorch", "a"), None),
         (("podman", "run", "--device", "amd.com/gpu=all", "rocm/pytorch", "a"), None),
-        (("apptainer", "exec", "--rocm", "docker://rocm/pytorch", "a"), None),
+        (("apptainer", "exec", "--oom-kill-disable", "--rocm", "docker://rocm/pytorch", "a"), None),
         (("apptainer", "exec", "docker://i/i", "a"), 0),
         (("srun", "--exclusive", "--container-image=i", "a"), None),
     ],
