@@ -347,6 +347,16 @@ def test_mounts_of_enroot(fstab, mount):
     assert from_words("enroot", "start", "-m", fstab, "i.sqsh", "a")[0]["mounts"] == [mount]
 
 
+@pytest.mark.parametrize(
+    "words", [("apptainer", "exec", "--net", "--ipc", "docker://i/i"), ("enroot", "start", "--net", "--ipc", "/i.sqsh")]
+)
+def test_a_namespace_of_its_own_is_not_carried_over(words):
+    edf, job, notes = from_words(*words, "a")
+    assert edf["image"] in {"i/i", "/i.sqsh"} and job["command"] == ["a"]
+    assert "--net: not carried over: the host's network is used, always" in notes
+    assert "--ipc: not carried over: /dev/shm is the host's, always" in notes
+
+
 def test_mounts_of_enroot_that_no_edf_can_have():
     _, _, notes = from_words("enroot", "start", "-m", "tmpfs:/tmp", "-m", "/a:b", "i.sqsh", "a")
     assert "-m tmpfs:/tmp: not carried over: an EDF cannot mount a tmpfs; use /dev/shm, which is in memory" in notes

@@ -227,7 +227,7 @@ def _read_engine(name: str, value: str, given: str, adopted: Adopted) -> None:
             adopted.refuse(given, "an EDF needs a squashfs file: use mksquashfs or runner import")
         case "overlay" | "writable":
             adopted.refuse(given, "a job's changes to its container are lost")
-        case "network" | "net" | "ipc" | "pid" | "uts" if value not in {"host", ""}:
+        case "network" | "net" | "ipc" | "pid" | "uts" if value != "host":
             adopted.not_carried_over(given, f"{_NOT_NEEDED[name]}, always")
         case _ if name in _NOT_NEEDED:
             if name == "rocm" or (name == "runtime" and value not in _CPU_RUNTIMES):
