@@ -99,6 +99,8 @@ def test_registries_are_written_as_every_version_of_enroot_reads_them(given, ima
         (("--network=none", "i"), "--network=none: not carried over"),
         (("-v", "/dev/shm:/dev/shm", "i"), "-v /dev/shm:/dev/shm: not needed"),
         (("--network=host", "i"), "--network=host: not needed"),
+        (("--pull=never", "i"), "--pull=never: not carried over: missing images are pulled, always"),
+        (("--tls-verify=false", "i"), "--tls-verify=false: not carried over: every engine does this, always"),
         (("--privileged", "i"), "--privileged: not carried over"),
         (("--memory", "4g", "i"), "memory in [resources]"),
         (("-e", "A", "i"), "-e A: not needed: the container gets the host's variables"),

@@ -229,6 +229,8 @@ def _read_engine(name: str, value: str, given: str, adopted: Adopted) -> None:
             adopted.refuse(given, "a job's changes to its container are lost")
         case "network" | "net" | "ipc" | "pid" | "uts" if value != "host":
             adopted.not_carried_over(given, f"{_NOT_NEEDED[name]}, always")
+        case _ if name in _NOT_NEEDED and value in {"false", "never"}:  # --rm=false, --pull=never
+            adopted.not_carried_over(given, f"{_NOT_NEEDED[name]}, always")
         case _ if name in _NOT_NEEDED:
             if name == "rocm" or (name == "runtime" and value not in _CPU_RUNTIMES):
                 adopted.gpus = None
