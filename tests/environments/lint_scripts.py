@@ -38,6 +38,7 @@ SCRIPTS = [
         f"#SBATCH --container-image={NGC.replace('#', chr(92) + '#')}:25.01-py3\n",
         engine="pyxis",
     ),
+    error("sbatch-hash", "#SBATCH --job-name=a#b ## why\n", "#SBATCH --job-name='a#b' ### why: see #3, C#\n"),
     error("sbatch-late", "cd /tmp\n#SBATCH --time=1\n", "#SBATCH --time=1\ncd /tmp\n", line=4),
     error("sbatch-refused", "#SBATCH --mem=0\n", "#SBATCH --mem=450G\n", site={"refused": {"--mem=0": "no"}}),
     error("sbatch-refused", "srun --exclusive true\n", "srun --exact true\n", site={"refused": {"--exclusive": "no"}}),

@@ -266,7 +266,8 @@ def directives(batch: Batch) -> Iterator[Finding]:
         if "$" in line.text.partition(" #")[0]:
             reason = f"sbatch does not expand variables in this line: {line.text}"
             yield batch.say("sbatch-variable", line, "#SBATCH", reason)
-        if re.search(r"(?<=[^\s\\])#", re.sub(r"\"[^\"]*\"|'[^']*'", "", line.text)):
+        unquoted = re.sub(r"\"[^\"]*\"|'[^']*'", "", line.text)
+        if re.search(r"(?<=[^\s\\])#", re.split(r"\s#", unquoted)[0]):
             yield batch.say(
                 "sbatch-hash",
                 line,
