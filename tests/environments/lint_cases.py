@@ -322,6 +322,7 @@ MOUNTS = [
         'mounts = ["${HOME}:${HOME}"]\n',
         'mounts = ["${HOME}:${HOME}"]\n[env]\nPYTHONNOUSERSITE = "1"\n',
     ),
+    warning("home-shadows-image", 'mounts = ["${HOME}/:/a"]\n', 'mounts = ["${HERE}/there:/a"]\n'),
     warning("home-shadows-image", 'mounts = ["${HERE}:${HERE}"]\n', 'mounts = ["${HERE}/there:${HERE}/there"]\n'),
     warning(
         "read-only-folder", 'workdir = "/a/b"\nmounts = ["/tmp:/a:ro"]\n', 'workdir = "/a/b"\nmounts = ["/tmp:/a"]\n'
@@ -361,9 +362,29 @@ ENV = [
         line=3,
         site={"gpus_per_node": 4},
     ),
+    warning(
+        "gpus-hidden",
+        '[env]\nROCR_VISIBLE_DEVICES = "0,1,2"\n',
+        '[env]\nROCR_VISIBLE_DEVICES = "0,1,2,3"\n',
+        line=3,
+        site={"gpus_per_node": 4},
+    ),
     warning("gpus-hidden", '[env]\nCUDA_VISIBLE_DEVICES = "0"\n', '[env]\nCUDA_VISIBLE_DEVICES = ""\n', line=3),
+    warning(
+        "stale-tuning",
+        f'[env]\nNCCL_NET_PLUGIN = "mine"\n{OFI}"true"\n',
+        '[env]\nNCCL_NET_PLUGIN = "mine"\nNCCL_PROTO = "^LL128"\n',
+        line=3,
+    ),
     warning("stale-tuning", '[env]\nNCCL_PROTO = "^LL128"\n', '[env]\nNCCL_DEBUG = "INFO"\n', line=3),
     warning("nccl-over-tcp", '[env]\nNCCL_NET = "Socket"\n', "", line=3),
+    warning(
+        "nccl-over-tcp",
+        'image = "quay.io#x/vllm-openai:v0.9"\n',
+        'image = "quay.io#x/vllm-openai:v0.9"\n[env]\nNCCL_NET_PLUGIN = "mine"\n',
+        line=1,
+        site={"gpus_per_node": 4},
+    ),
     warning(
         "nccl-over-tcp",
         'image = "quay.io#x/vllm-openai:v0.9"\n',

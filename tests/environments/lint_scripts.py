@@ -38,6 +38,7 @@ SCRIPTS = [
         f"#SBATCH --container-image={NGC.replace('#', chr(92) + '#')}:25.01-py3\n",
         engine="pyxis",
     ),
+    error("sbatch-hash", "#SBATCH --job-name=a#b ## why\n", "#SBATCH --job-name='a#b' ### why: see #3, C#\n"),
     error("sbatch-late", "cd /tmp\n#SBATCH --time=1\n", "#SBATCH --time=1\ncd /tmp\n", line=4),
     error("sbatch-refused", "#SBATCH --mem=0\n", "#SBATCH --mem=450G\n", site={"refused": {"--mem=0": "no"}}),
     error("sbatch-refused", "srun --exclusive true\n", "srun --exact true\n", site={"refused": {"--exclusive": "no"}}),
@@ -46,6 +47,16 @@ SCRIPTS = [
         "node-rank-too-early",
         f"srun {TORCHRUN} --node-rank=$SLURM_PROCID x.py\n",
         f"srun bash -c '{TORCHRUN} --node-rank=$SLURM_PROCID x.py'\n",
+    ),
+    error(
+        "node-rank-too-early",
+        f"srun {TORCHRUN} --rdzv-backend=static --node-rank=$SLURM_PROCID x.py\n",
+        f"srun {TORCHRUN} --rdzv-backend=c10d --node-rank=$SLURM_PROCID x.py\n",
+    ),
+    error(
+        "node-rank-too-early",
+        'L="accelerate launch --num_machines 2 --rdzv_backend=static --machine_rank $SLURM_NODEID"\nsrun sh -c "$L"\n',
+        'L="accelerate launch --num_machines 2 --rdzv_backend=c10d --machine_rank $SLURM_NODEID"\nsrun sh -c "$L"\n',
     ),
     error(
         "node-rank-too-early",
@@ -202,6 +213,7 @@ SCRIPTS = [
         '#SBATCH -c 8\necho "srun true"\n',
         line=4,
     ),
+    advice("cpus-not-inherited", "#SBATCH -c 2\nsrun true\n", "#SBATCH -c 1\nsrun true\n", line=4),
     advice("cpus-not-inherited", "#SBATCH -c 8\nsrun ./a.sh\n", "#SBATCH -c 8\nsrun -l hostname\n", line=4),
     advice(
         "cpus-not-inherited",
@@ -223,6 +235,12 @@ SCRIPTS = [
     ),
     advice("master-address", "MASTER_ADDR=$SLURM_LAUNCH_NODE_IPADDR\n", "MASTER_ADDR=$(hostname -s)\n"),
     advice("fixed-port", "export MASTER_PORT=29500\n", "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))\n"),
+    advice("fixed-port", "MASTER_PORT=7078 srun true\n", "SPARK_MASTER_PORT=7078 srun true\n"),
+    advice(
+        "fixed-port",
+        "accelerate launch --main_process_port 29500 x.py\n",
+        'accelerate launch --main_process_port "$PORT" x.py\n',
+    ),
     advice("fixed-port", f"{TORCHRUN} --master-port 29500 x.py\n", f'{TORCHRUN} --master-port "$PORT" x.py\n'),
     advice("trace-prints-secrets", "set -ex\nexport HF_TOKEN=$(cat ~/.hf)\n", "set -e\nexport HF_TOKEN=$(cat ~/.hf)\n"),
     error("secret-value", "export HF_TOKEN=hf_abcdefghijklmnopqrst\n", "export HF_TOKEN=$(cat ~/.hf)\n"),

@@ -1,6 +1,7 @@
 """An engine says all of an environment in its own words, or raises with the field, the engine and the way out."""
 
 import os
+import re
 import subprocess
 
 import pytest
@@ -275,6 +276,8 @@ def test_what_an_engine_cannot_express_raises_and_nothing_is_dropped(tmp_path, e
     with pytest.raises(RunnerError) as caught:
         attach(environment_of(tmp_path, text), SITE, engine, {})
     assert f"the engine '{engine}' cannot use the value of {field}" in caught.value.what
+    if field.partition(".")[0] in text:
+        assert re.search(r"\.toml:\d+: the engine", caught.value.what)
     assert reason in caught.value.why and caught.value.fix
 
 

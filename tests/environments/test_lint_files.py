@@ -46,6 +46,31 @@ def test_every_fault_of_the_syntax_is_found_not_only_the_first(check):
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('mounts = ["/a:/b",\n  "/c:/c"\n  "/d:/e"]\nworkdir = "/w"\n', 3),
+        ('mounts = ["/a:/b"\nworkdir = "/w"\n', 2),
+        ('mounts = [\n  "/a:/b"\n\n[env]\nA = "1"\n', 4),
+        ('mounts = [\n  "/a:/b",\n[env]\nA = "1"\n', 3),
+    ],
+)
+def test_a_missing_comma_or_bracket_is_one_fault(check, text, line):
+    assert lines(check('image = "/a.sqsh"\n' + text)) == [("toml-syntax", line + 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ('[env]\nA = "a",\n', "remove the comma at the end: only elements of an array are separated by commas"),
+        ('[[mounts]]\nsource = "/a"\n', 'write an array of texts: mounts = ["…"]'),
+        ("mounts = [3]\n", 'write "3"'),
+    ],
+)
+def test_the_advice_fits_what_was_written(check, text, fix):
+    assert [finding.fix for finding in check('image = "/a.sqsh"\n' + text)] == [fix]
+
+
 def test_every_fault_of_keys_and_values_is_found_not_only_the_first(check):
     text = """\
 image = "/a.sqsh"

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.errors import RunnerError
 from runner.images.build.build import BuildProgress
-from runner.images.recipe import declares_base, instructions, with_arguments
+from runner.images.build.copies import check_copies
+from runner.images.recipe import Recipe, declares_base, instructions, with_arguments
 from runner.machine.report import Quiet
 
 TWO_STAGES = """\
@@ -73,12 +78,68 @@ def test_without_our_lines_the_file_is_what_it_was(parts: list[str]) -> None:
         "RUN (cat <<EOF)\nFROM no\nEOF",
         "RUN cat <<EOF; echo 'it is done'\nFROM no\nEOF",
         "CMD cat <<EOF",
+        "RUN echo a && \\\n\n  cat <<EOF\nFROM no\nEOF",
     ],
 )
 def test_only_real_heredocs_hide_the_lines_that_follow(command: str) -> None:
     text = f"FROM a\n{command}\nFROM b\nRUN last\n"
     froms = [words for _, _, words in instructions(text) if words.startswith("FROM")]
     assert froms == ["FROM a", "FROM b"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "missing"),
+    [
+        ("COPY a.txt sub sub/b.txt ./sub/ /x/", None),
+        ("COPY --chown=1:1 --link no.txt /x", "3: 'no.txt'"),
+        ("add sub \\\n  # a comment\n\n  no.txt /x", "3: 'no.txt'"),
+        ('COPY ["a.txt", "/no.txt", "/x"]', "3: 'no.txt'"),
+        ("RUN --mount=type=cache,target=/c --mount=type=bind,source=no.txt,target=/n cat /n", "3: 'no.txt'"),
+        ("RUN --mount=target=. --mount=from=x,src=no.txt,target=/n cat /n", None),
+        ("COPY . /x\nCOPY ${NO} no* <<EOF 'no a' https://h/no ../no /x\nEOF", None),
+        ("COPY --from=one no.txt /x", None),
+        ("COPY link/no.txt /x", None),
+        ("COPY no.txt /x\nFROM scratch\nCOPY a.txt /x", None),
+        ("COPY no.txt /x\nFROM scratch\nCOPY --from=TWO /x /x", "3: 'no.txt'"),
+        ("COPY no.txt /x\nFROM scratch\nRUN --mount=type=bind,from=1,target=/n true", "3: 'no.txt'"),
+        ("COPY no.txt /x\nFROM two\nFROM scratch AS four\nFROM 2", "3: 'no.txt'"),
+    ],
+)
+def test_a_file_that_is_not_in_the_context_is_refused_before_the_build(
+    tmp_path: Path, lines: str, missing: str | None
+) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.txt").touch()
+    (tmp_path / "sub/b.txt").touch()
+    (tmp_path / "link").symlink_to("sub")
+    containerfile = tmp_path / "Containerfile.n"
+    containerfile.write_text(f"FROM a AS one\nFROM one AS two\n{lines}\n")
+    recipe = Recipe("n", containerfile, tmp_path, containerfile, context=None)
+    if missing is None:
+        check_copies(recipe)
+        return
+    with pytest.raises(RunnerError) as caught:
+        check_copies(recipe)
+    assert caught.value.what == f"{containerfile}:{missing} is not in the build context"
+    assert (caught.value.why, caught.value.fix) == (
+        f"there is no file {tmp_path / 'no.txt'}",
+        "create it, or correct that line",
+    )
+
+
+def test_a_file_outside_of_the_context_needs_a_configuration_file(tmp_path: Path) -> None:
+    (tmp_path / "docker").mkdir()
+    (tmp_path / "pins.txt").touch()
+    containerfile = tmp_path / "docker/Dockerfile"
+    containerfile.write_text("FROM a\nCOPY pins.txt /\n")
+    recipe = Recipe("docker", containerfile, containerfile.parent, containerfile, context=None)
+    with pytest.raises(RunnerError) as caught:
+        check_copies(recipe)
+    toml = 'containerfile = "docker/Dockerfile" and context = ["pins.txt", …]'
+    assert f"write {tmp_path}/containers/docker.toml with {toml}" in caught.value.fix
+    with pytest.raises(RunnerError, match="is not in the build context") as caught:
+        check_copies(replace(recipe, root=tmp_path, context=("docker",)))
+    assert caught.value.fix == "add it to `context`"
 
 
 @pytest.mark.parametrize(

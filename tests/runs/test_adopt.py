@@ -99,6 +99,8 @@ def test_registries_are_written_as_every_version_of_enroot_reads_them(given, ima
         (("--network=none", "i"), "--network=none: not carried over"),
         (("-v", "/dev/shm:/dev/shm", "i"), "-v /dev/shm:/dev/shm: not needed"),
         (("--network=host", "i"), "--network=host: not needed"),
+        (("--pull=never", "i"), "--pull=never: not carried over: missing images are pulled, always"),
+        (("--tls-verify=false", "i"), "--tls-verify=false: not carried over: every engine does this, always"),
         (("--privileged", "i"), "--privileged: not carried over"),
         (("--memory", "4g", "i"), "memory in [resources]"),
         (("-e", "A", "i"), "-e A: not needed: the container gets the host's variables"),
@@ -179,7 +181,7 @@ def test_enroot_and_apptainer():
 
 def test_other_programs_are_refused_by_name():
     for words in (("sbatch", "x.sh"), ("docker", "build", "."), ("apptainer", "shell", "x.sif")):
-        with pytest.raises(RunnerError, match=f"cannot adopt a command line that starts with '{words[0]}'"):
+        with pytest.raises(RunnerError, match=f"cannot adopt a command line that starts with '{words[0]} {words[1]}'"):
             from_words(*words)
 
 
@@ -201,6 +203,7 @@ def test_other_programs_are_refused_by_name():
             ("srun", "-n7", "--ntasks-per-node=4", "--container-image=i", "a"),
             "--ntasks=7: it cannot be divided evenly among 2 nodes",
         ),
+        (("srun", "--jobid=7", "--container-image=i", "a"), "--jobid=7: the step belongs to the job of the run"),
         (("srun", "-w", "n1,n2", "--container-image=i", "a"), "the number of nodes is not given: add --nodes"),
         (
             ("srun", "-N4", "--container-image=i", "torchrun", "--nnodes", "2", "a.py"),
@@ -266,10 +269,18 @@ def test_counts_are_those_of_a_job_file(words, resources):
 
 
 def test_other_options_of_srun_go_to_sbatch_or_srun():
-    words = ("--qos=hi", "--constraint=g", "--exclusive", "--mpi=pmix", "--gres=gpu:a100:4", "--signal=B:USR1@300")
+    words = (
+        "--qos=hi",
+        "--constraint=g",
+        "--exclusive",
+        "--mpi=pmix",
+        "--compress",
+        "--gres=gpu:a100:4",
+        "--signal=B:USR1@300",
+    )
     _, job, notes = from_words("srun", "-N2", "-J", "big", "-o", "log", *words, "--container-image=i", "a")
     sbatch = ["--qos=hi", "--constraint=g", "--exclusive", "--gres=gpu:a100:4"]
-    assert job["slurm"] == {"sbatch": sbatch, "srun": ["--mpi=pmix"]}
+    assert job["slurm"] == {"sbatch": sbatch, "srun": ["--mpi=pmix", "--compress"]}
     assert job["save_seconds"] == 300
     assert any(note.startswith("-o log: not carried over: a run has one output file") for note in notes), notes
 
@@ -304,6 +315,15 @@ def test_the_variable_of_enroots_hook_is_in_the_edf():
         (("docker", "run", "--gpus", "all", "i/i", "a"), None),
         (("podman", "run", "--device", "nvidia.com/gpu=all", "i/i", "a"), None),
         (("docker", "run", "i/i", "a"), 0),
+        (("docker", "run", "--runtime=runc", "-e", "NVIDIA_VISIBLE_DEVICES=void", "i/i", "a"), 0),
+        (("docker", "run", "--device=/dev/infiniband/uverbs0", "i/i", "a"), 0),
+        (("docker", "run", "-e", "NVIDIA_VISIBLE_DEVICES=0,1", "i/i", "a"), None),
+        (("docker", "run", "-e", "NVIDIA_VISIBLE_DEVICES=0,1", "--gpus=2", "i/i", "a"), 2),
+        (("docker", "run", "--runtime=habana", "i/i", "a"), None),
+        (("docker", "run", "--device=/dev/kfd", "--device=/dev/dri", "rocm/pytorch", "a"), None),
+        (("podman", "run", "--device", "amd.com/gpu=all", "rocm/pytorch", "a"), None),
+        (("apptainer", "exec", "--oom-kill-disable", "--rocm", "docker://rocm/pytorch", "a"), None),
+        (("apptainer", "exec", "docker://i/i", "a"), 0),
         (("srun", "--exclusive", "--container-image=i", "a"), None),
     ],
 )
@@ -311,6 +331,38 @@ def test_all_gpus_are_those_of_the_sites_node(words, gpus):
     _, job, notes = from_words(*words)
     assert job.get("resources", {}).get("gpus_per_node") == gpus
     assert (gpus is None) == any("the job gets gpus_per_node of the site" in note for note in notes)
+    assert (gpus == 0) == ("GPUs: the command line requests none, so gpus_per_node is 0" in notes)
+
+
+@pytest.mark.parametrize(
+    ("fstab", "mount"),
+    [
+        ("/a", "/a:/a"),
+        ("/a:/b", "/a:/b"),
+        ("/a:ro", "/a:/a:ro"),
+        ("/a /b none rbind,x-create=dir,ro,rslave", "/a:/b:ro+rslave"),
+        ("/a:none:bind,ro", "/a:/a:ro"),
+        ("./a:/b", "/here/a:/b"),
+    ],
+)
+def test_mounts_of_enroot(fstab, mount):
+    assert from_words("enroot", "start", "-m", fstab, "i.sqsh", "a")[0]["mounts"] == [mount]
+
+
+@pytest.mark.parametrize(
+    "words", [("apptainer", "exec", "--net", "--ipc", "docker://i/i"), ("enroot", "start", "--net", "--ipc", "/i.sqsh")]
+)
+def test_a_namespace_of_its_own_is_not_carried_over(words):
+    edf, job, notes = from_words(*words, "a")
+    assert edf["image"] in {"i/i", "/i.sqsh"} and job["command"] == ["a"]
+    assert "--net: not carried over: the host's network is used, always" in notes
+    assert "--ipc: not carried over: /dev/shm is the host's, always" in notes
+
+
+def test_mounts_of_enroot_that_no_edf_can_have():
+    _, _, notes = from_words("enroot", "start", "-m", "tmpfs:/tmp", "-m", "/a:b", "i.sqsh", "a")
+    assert "-m tmpfs:/tmp: not carried over: an EDF cannot mount a tmpfs; use /dev/shm, which is in memory" in notes
+    assert "-m /a:b: the target 'b' must begin with / or ${" in notes
 
 
 SCRIPT = r"""#SBATCH --job-name=train --nodes=2-4 --ntasks-per-node=1
@@ -372,6 +424,10 @@ STEP = "srun --container-image=$I a"
         ("srun --container-image=./i.sqsh a", "line 2: ./i.sqsh: a relative path depends on the folder"),
         ('A=(--container-writable)\nsrun --container-image=i "${A[@]}" a', 'line 3: "${A[@]}": only a shell knows'),
         ("srun $FLAGS a", "line 2: $FLAGS: only a shell knows whether this contains options of a container"),
+        (f'RUN="{STEP} $A"\n$RUN a', "line 3: $RUN: only a shell can evaluate this command"),
+        ('RUN=(\n  srun\n  --container-image="$I"\n)\n"${RUN[@]}" a', 'line 6: "${RUN[@]}": only a shell can evaluate'),
+        ("RUN=srun\nRUN+=' --environment=x'\n$RUN a", "line 4: $RUN: only a shell can evaluate this command"),
+        ("RUN='srun -l'\n$RUN a", "it has no command with the options of a container"),
         ("docker run --rm $I a", "line 2: $I: only a shell can evaluate this image"),
         ("srun apptainer exec x.sif a", "line 2: x.sif: an EDF cannot name this image"),
         ("srun --container-image=i a\nsrun --container-image=j b", "line 2 and line 3: they start different"),

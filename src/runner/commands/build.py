@@ -15,6 +15,7 @@ from runner.commands.options import chosen_site
 from runner.errors import RunnerError
 from runner.images.build.base import BuildOptions
 from runner.images.build.build import build, dry_run
+from runner.images.build.copies import check_copies
 from runner.images.build.job import BuildJob, check_account, goes_to_a_job, run, script, submission
 from runner.images.recipe import Recipe, check_platform, load_recipe
 from runner.images.squashfs_file import find_squashfs
@@ -40,6 +41,7 @@ def build_image(args: argparse.Namespace, console: Console) -> int:
     if site is not None:
         options, site = on_one_platform(recipe, options, site)
     if site is not None and goes_to_a_job(site, os.environ):
+        check_copies(recipe)
         return _build_in_a_job(recipe.name, site, args, console)
     if args.dry_run:
         console.answer(dry_run(recipe, options, os.environ, console))

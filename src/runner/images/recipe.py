@@ -276,7 +276,7 @@ def instructions(text: str) -> Iterator[tuple[int, int, str]]:
             continue
         start = line
         while line < len(lines) - 1 and (
-            lines[line].rstrip().endswith("\\") or _is_comment_inside(lines, start, line)
+            lines[line].rstrip().endswith("\\") or _is_skipped_inside(lines, start, line)
         ):
             line += 1
         line += 1
@@ -291,9 +291,9 @@ def instructions(text: str) -> Iterator[tuple[int, int, str]]:
         line = end
 
 
-def _is_comment_inside(lines: list[str], start: int, line: int) -> bool:
-    """Whether a comment line is inside a continued instruction. Source: Dockerfile reference."""
-    return line > start and lines[line].lstrip().startswith("#")
+def _is_skipped_inside(lines: list[str], start: int, line: int) -> bool:
+    """Whether a comment or an empty line is inside a continued instruction. Source: Dockerfile reference."""
+    return line > start and lines[line].lstrip()[:1] in ("", "#")
 
 
 def with_arguments(text: str, arguments: Mapping[str, str]) -> str:

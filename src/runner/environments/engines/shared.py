@@ -27,7 +27,7 @@ class Inexpressible(RunnerError):
 
 def refuse(environment: Environment, field: str, engine: str, why: str, fix: str) -> Inexpressible:
     """The error for a field that an engine cannot express. No field is silently dropped."""
-    origin = environment.origins.get(field)
+    origin = environment.origins.get(field) or environment.origins.get(f"{field}.0")
     place = str(origin.place) if origin and origin.place else ""
     return Inexpressible(
         field, f"the engine {engine!r} cannot use the value of {field}", why, fix, place

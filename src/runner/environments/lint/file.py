@@ -107,7 +107,9 @@ def _typed(document: Document, key: str, value: Any) -> Iterator[Finding]:
             if not isinstance(element, str):
                 place = document.place(key, str(index))
                 reason = f"every element of {key} must be text; this element is {element!r}"
-                yield finding("wrong-type", f"{key}.{index}", place, reason, f'write "{element}"')
+                is_text = isinstance(element, str | int | float) and not isinstance(element, bool)
+                fix = f'write "{element}"' if is_text else f"write {expected}"
+                yield finding("wrong-type", f"{key}.{index}", place, reason, fix)
 
 
 def _base(document: Document, value: Any) -> Iterator[Finding]:
@@ -239,10 +241,30 @@ def parse_all(text: str, path: Path) -> tuple[Document | None, list[Finding]]:
                 return None, found  # further attempts would fail too
             reached = line
             twice = found[-1].code == "table-twice" and _HEADING.match(lines[line - 1])
-            lines[line - 1] = f"[{REPAIRED}{number}]" if twice else ""
+            in_array = "Unclosed array" in message or _HEADING.match(lines[line - 1])
+            if in_array and not twice and (repaired := _repaired_array(text, error)):
+                lines = repaired
+            else:
+                lines[line - 1] = f"[{REPAIRED}{number}]" if twice else ""
             continue
         return Document(path, data, text), found
     return None, found
+
+
+def _repaired_array(text: str, error: tomllib.TOMLDecodeError) -> list[str] | None:
+    """The lines with the missing comma, or the missing bracket on the line above; None if neither repairs the array."""
+    line, column = (int(number) for number in re.findall(r"\d+", str(error))[-2:])
+    before, at = text.split("\n")[: line - 1], text.split("\n")[line - 1 :]
+    comma = [*before, f"{at[0][: column - 1]},{at[0][column - 1 :]}", *at[1:]]
+    bracket = [*before[:-1], f"{before[-1]}]", *at] if before else comma
+    for lines in (comma, bracket):
+        try:
+            tomllib.loads("\n".join(lines))
+        except tomllib.TOMLDecodeError as other:
+            if (_position(str(other))[1] or 0) <= line:
+                continue
+        return lines
+    return None
 
 
 def _position(message: str) -> tuple[str, int | None]:
@@ -270,7 +292,9 @@ def _fault(message: str, line: int | None, lines: list[str], path: Path) -> Find
     if "Invalid value" in message:
         advice = 'write text in quotes (key = "value"), and true and false in lower case; close arrays with ]'
     elif "Unclosed array" in message:
-        advice = "separate the elements of an array by commas; is a comma missing above this line?"
+        advice = "separate the elements of an array by commas, and close it with ]; is one of them missing above?"
+    elif "Expected newline" in message and wrong.endswith(","):
+        advice = "remove the comma at the end: only elements of an array are separated by commas"
     elif "Illegal character '\\n'" in message:
         advice = "close the quotes on the line that opens them"
     else:

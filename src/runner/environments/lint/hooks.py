@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from runner.environments.lint.finding import Finding, Subject
 from runner.environments.lint.problems import known_problems
-from runner.environments.lint.variables import SWITCHED_OFF
+from runner.environments.lint.variables import SWITCHED_OFF, brings_plugin
 from runner.environments.rewriting import Set
 from runner.errors import nearest
 from runner.expansion import names
@@ -212,7 +212,7 @@ def stale_tuning(subject: Subject) -> Iterator[Finding]:
 
     Source: CSCS documentation, clusters/daint.md: CE v26.06.1 sets NCCL_* and FI_* itself (2026-08-20).
     """
-    if subject.image.extended:
+    if subject.image.extended or brings_plugin(subject):
         return
     by_file: dict[str, list[str]] = {}
     for name, value in subject.own.env.items():

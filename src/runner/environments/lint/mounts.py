@@ -114,8 +114,9 @@ def home_shadows_image(subject: Subject) -> Iterator[Finding]:
     for index, mount in enumerate(environment.mounts):
         source = subject.expanded(mount.source, f"mounts.{index}") or mount.source
         target = subject.expanded(mount.target, f"mounts.{index}") or mount.target
-        of_home = mount.source in {"${HOME}", "${HOME}/.local", *_HOMES} or re.fullmatch(
-            r"/(users|home)/\$\{USER\}/?", mount.source
+        folder = str(PurePosixPath(mount.source))
+        of_home = folder in {"${HOME}", "${HOME}/.local", *_HOMES} or re.fullmatch(
+            r"/(users|home)/\$\{USER\}", folder
         )
         if of_home or (home and source == target and PurePosixPath(home).is_relative_to(source)):
             reason = f"{mount.source} mounts the home folder: packages in ~/.local shadow the image's packages"

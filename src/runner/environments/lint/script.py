@@ -224,6 +224,7 @@ def _blank(quoted: re.Match[str]) -> str:
 TORCHRUN = re.compile(r"\btorchrun\b|torch\.distributed\.(run|launch)\b|\baccelerate\s+launch\b")
 _RANK = r"\$\{?SLURM_(?:PROCID|NODEID|LOCALID)\b"
 # torchrun, and accelerate
+_DYNAMIC = re.compile(r"--rdzv[-_]backend[=\s]+[\"'\\]*(c10d|etcd)")
 _NODE_RANK = re.compile(
     rf"(?:--(?:node|machine)[-_]rank[=\s]+[\"'\\]*|\b(?P<variable>RANK|LOCAL_RANK|NODE_RANK|MACHINE_RANK)=[\"']?)(?P<rank>{_RANK})"
 )
@@ -265,7 +266,8 @@ def directives(batch: Batch) -> Iterator[Finding]:
         if "$" in line.text.partition(" #")[0]:
             reason = f"sbatch does not expand variables in this line: {line.text}"
             yield batch.say("sbatch-variable", line, "#SBATCH", reason)
-        if re.search(r"(?<=[^\s\\])#", re.sub(r"\"[^\"]*\"|'[^']*'", "", line.text)):
+        unquoted = re.sub(r"\"[^\"]*\"|'[^']*'", "", line.text)
+        if re.search(r"(?<=[^\s\\])#", re.split(r"\s#", unquoted)[0]):
             yield batch.say(
                 "sbatch-hash",
                 line,
@@ -299,7 +301,10 @@ def site_rules(batch: Batch) -> Iterator[Finding]:
 
 
 def node_rank(batch: Batch) -> Iterator[Finding]:
-    """`srun torchrun --node-rank=$SLURM_PROCID`: the batch script expands it to 0 for all nodes."""
+    """`srun torchrun --node-rank=$SLURM_PROCID`: the batch script expands it to 0 for all nodes.
+
+    Source: torchrun of PyTorch 2.7, --node-rank: only static rendezvous, the default, uses it.
+    """
     if not batch.script.is_batch:
         return  # a script that each task runs
     for line in batch.script.commands:
@@ -308,6 +313,8 @@ def node_rank(batch: Batch) -> Iterator[Finding]:
                 continue  # a later shell expands it
             if "srun" not in line.text and match["variable"] and not TORCHRUN.search(line.text):
                 continue  # outside a step, possibly in a script that the step runs
+            if not match["variable"] and _DYNAMIC.search(line.text):
+                continue  # torchrun ignores it
             reason = f"{match['rank'].lstrip('${')} is expanded by the batch script, so every node gets the same value"
             yield batch.say("node-rank-too-early", line, "srun", reason)
             break
@@ -373,7 +380,7 @@ def rendezvous(batch: Batch) -> Iterator[Finding]:
                 reason = "hostname can print several addresses, including IPv6"
                 yield batch.say("master-address", line, "MASTER_ADDR", reason, _MASTER)
         if match := re.search(
-            r"(MASTER_PORT=[\"']?|--master[-_]port[=\s]+|--rdzv[-_]endpoint[=\s]+\S+?:)(\d{4,5})\b",
+            r"(\bMASTER_PORT=[\"']?|--(?:master|main[-_]process)[-_]port[=\s]+|--rdzv[-_]endpoint[=\s]+\S+?:)(\d{4,5})\b",
             line.text,
         ):
             fix = "MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))"

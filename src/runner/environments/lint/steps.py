@@ -85,7 +85,7 @@ def gpus_per_task(batch: Batch) -> Iterator[Finding]:
 def cpus_not_inherited(batch: Batch) -> Iterator[Finding]:
     """CPUs of the steps. Source: Slurm 25.11, srun(1); in 22.05 and 23.02 srun does not inherit -c."""
     cores = batch.script.option("-c", "--cpus-per-task")
-    if cores is None or "SRUN_CPUS_PER_TASK" in batch.text():
+    if cores in (None, "1") or "SRUN_CPUS_PER_TASK" in batch.text():
         return
     for step in batch.script.steps:
         if step.option("-c", "--cpus-per-task") is None and not _needs_one_core(step.program):

@@ -159,10 +159,18 @@ def gpus_hidden(subject: Subject) -> Iterator[Finding]:
             "gpus-hidden", "env.NVIDIA_VISIBLE_DEVICES", reason, 'NVIDIA_VISIBLE_DEVICES = "all"'
         )
     for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
-        if env.get(name):
+        every = range(subject.setting.site.gpus_per_node or 0)
+        if env.get(name) and env[name] != ",".join(map(str, every)):
             yield subject.say(
                 "gpus-hidden", f"env.{name}", f"every task of the job sees only GPUs {env[name]}"
             )
+
+
+def brings_plugin(subject: Subject) -> bool:
+    """Whether NCCL gets a network plugin that is not the hook's: its name is in [env]."""
+    plugin = subject.own.env.get("NCCL_NET_PLUGIN", "").lower()
+    off = plugin in {"", *SWITCHED_OFF.get("NCCL_NET_PLUGIN", ())}
+    return not off and subject.annotation("aws_ofi_nccl.enabled") != "true"
 
 
 def nccl_over_tcp(subject: Subject) -> Iterator[Finding]:
@@ -183,7 +191,7 @@ def nccl_over_tcp(subject: Subject) -> Iterator[Finding]:
     # only engines that read the EDF have the hook
     if not subject.setting.engine_facts.reads_edf or not gpus:
         return
-    if not subject.own.image or image.extended:
+    if not subject.own.image or image.extended or brings_plugin(subject):
         return
     hook = subject.annotation("aws_ofi_nccl.enabled")
     shows_nccl = image.nccl or any(subject.own.env.get(name) for name in _NCCL_NETWORK)

@@ -21,6 +21,7 @@ from runner.images.build.base import (
     resolve_base,
     shown,
 )
+from runner.images.build.copies import check_copies
 from runner.images.build.host_settings import HostSettings
 from runner.images.build.steps import Step, bash, run_logged, run_quietly
 from runner.images.engine import Engine, choose_engine, open_store
@@ -142,6 +143,7 @@ def prepare(
         report.detail(note)
     platform = check_platform(recipe, options.platform)
     check_runnable(platform)
+    check_copies(recipe)
     log = cache_folder(environ) / "build" / f"{recipe.name}.log"
     context = BuildContext(
         engine=engine,

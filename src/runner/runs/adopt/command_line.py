@@ -145,6 +145,8 @@ class Draft:
             self.resources["gpus_per_node"] = self.totals["gpus-per-task"] * tasks
             why = "becomes gpus_per_node: each task sees all GPUs of its node"
             self.adopted.note("--gpus-per-task", why)
+        if self.adopted.gpus == 0 and "gpus_per_node" not in self.resources:
+            self.adopted.note("GPUs", "the command line requests none, so gpus_per_node is 0")
         if self.adopted.gpus is not None:
             self.resources.setdefault("gpus_per_node", self.adopted.gpus)
         if "gpus_per_node" not in self.resources:
@@ -250,7 +252,7 @@ def read_command_line(
         rest = tuple(words)
     else:
         raise RunnerError(
-            f"cannot adopt a command line that starts with {argv[0]!r}",
+            f"cannot adopt a command line that starts with {' '.join(argv[:2])!r}",
             "it must be srun, docker run, podman run, enroot start, apptainer exec or the flags of pyxis "
             "(--container-image=…)",
             "for a batch script: runner env adopt SCRIPT",

@@ -31,10 +31,16 @@ _ENGINES = {
 # SELinux labels, caching hints, copying, and the options of enroot's mounts do not change what the container sees
 _NO_FLAGS = {"rw", "z", "Z", "cached", "delegated", "consistent", "nocopy", "bind", "rbind", "none"}
 _NO_FLAGS |= {"", "x-create=dir", "x-create=file", "x-create=auto"}
+_FSTAB_FLAGS = {*_NO_FLAGS, "ro", "private", "rprivate", "slave", "rslave", "shared", "rshared"}
 _MOUNT_KEYS = {"src": "source", "dst": "target", "destination": "target", "readonly": "ro"}
 # Apptainer mounts them unless an option says otherwise
 _APPTAINER_MOUNTS = ("${HOME}", "/tmp", "/var/tmp")
 _NOT_MOUNTED = {"no-home", "home", "no-mount", "contain", "containall", "compat", "scratch"}
+
+
+# devices of AMD's, Intel's and NVIDIA's GPUs, also the names that CDI gives them
+_GPU_DEVICE = re.compile(r"/dev/(kfd|dri|nvidia)|[^/]+/gpu=")
+_CPU_RUNTIMES = {"runc", "crun", "runsc"}
 
 
 def is_flag(option: Option) -> bool:
@@ -73,6 +79,8 @@ def read_engine(words: Sequence[str], adopted: Adopted) -> tuple[str, ...]:
     if engine in {"docker", "podman", "apptainer", "singularity"}:
         adopted.gpus = 0
     read(options, adopted)
+    if adopted.env.get("NVIDIA_VISIBLE_DEVICES", "none") not in {"", "none", "void"}:
+        adopted.gpus = adopted.gpus or None
     if table == "apptainer":
         _mount_as_apptainer({each.name for each in given}, adopted)
     if not rest:
@@ -181,6 +189,8 @@ def _read_engine(name: str, value: str, given: str, adopted: Adopted) -> None:
     match name:
         case "volume":
             _read_volume(value, given, adopted)
+        case "fstab":
+            _read_fstab(value, given, adopted)
         case "mount":
             _read_mount(value, given, adopted)
         case "env":
@@ -203,6 +213,8 @@ def _read_engine(name: str, value: str, given: str, adopted: Adopted) -> None:
             adopted.annotations[key] = text
         case "device" if not value.startswith("nvidia.com/gpu"):
             adopted.devices.append(value)
+            if _GPU_DEVICE.match(value):
+                adopted.gpus = None
             why = "which Sarus Suite, podman and docker support, but the Container Engine does not"
             adopted.note(given, f"becomes `devices`, {why}")
         case "gpus" | "device":
@@ -215,10 +227,13 @@ def _read_engine(name: str, value: str, given: str, adopted: Adopted) -> None:
             adopted.refuse(given, "an EDF needs a squashfs file: use mksquashfs or runner import")
         case "overlay" | "writable":
             adopted.refuse(given, "a job's changes to its container are lost")
-        case "network" | "net" | "ipc" | "pid" | "uts" if value not in {"host", ""}:
+        case "network" | "net" | "ipc" | "pid" | "uts" if value != "host":
+            adopted.not_carried_over(given, f"{_NOT_NEEDED[name]}, always")
+        case _ if name in _NOT_NEEDED and value in {"false", "never"}:  # --rm=false, --pull=never
             adopted.not_carried_over(given, f"{_NOT_NEEDED[name]}, always")
         case _ if name in _NOT_NEEDED:
-            adopted.gpus = None if name == "runtime" and value == "nvidia" else adopted.gpus
+            if name == "rocm" or (name == "runtime" and value not in _CPU_RUNTIMES):
+                adopted.gpus = None
             adopted.not_needed(given, _NOT_NEEDED[name])
         case _:
             adopted.not_carried_over(given, _NOT_CARRIED_OVER.get(name, "an EDF has no key for it"))
@@ -260,6 +275,17 @@ def _read_volume(value: str, given: str, adopted: Adopted) -> None:
         adopted.refuse(given, f"mounts of an EDF do not have the flags {','.join(flags)}")
     else:
         adopted.mount(":".join((source, rest[0], *(["+".join(flags)] if flags else []))), given)
+
+
+def _read_fstab(value: str, given: str, adopted: Adopted) -> None:
+    """Read `SOURCE[:TARGET][:TYPE][:FLAG,FLAG]`, in which a blank is a colon. Source: enroot 4, enroot-mount.c."""
+    source, *rest = split_fields(re.sub(r"\s+", ":", value.strip()))
+    has_target = rest and rest[0] not in _FSTAB_FLAGS and "," not in rest[0]
+    target = rest.pop(0) if has_target else source
+    if source == "tmpfs":
+        adopted.not_carried_over(given, _NOT_CARRIED_OVER["tmpfs"])
+    else:
+        _read_volume(":".join((source, target, *rest)), given, adopted)
 
 
 def _read_mount(value: str, given: str, adopted: Adopted) -> None:

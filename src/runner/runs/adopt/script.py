@@ -17,6 +17,10 @@ from runner.runs.secrets import HIDDEN, hide_words
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.S)
 _BEFORE = {"exec", "time", "sudo", "nohup"}
+_OF_CONTAINERS = (
+    r"--(no-)?container-|--environment\b|--edf\b|\b(docker|podman) run|enroot start"
+    r"|\b(apptainer|singularity) (exec|run)"
+)
 _JOB_FILE = """\
 # Made from {name} by `runner env adopt`. Slurm gets the script itself, unchanged.
 batch = {batch}
@@ -102,7 +106,7 @@ def _containers(text: str) -> Iterator[Adopted]:
             known.clear()  # it can change any variable
         known |= _assigned(command, known, text)
         adopted = Adopted(None, f"line {command.line}: ")
-        if _read_command(command, known, adopted):
+        if _read_command(command, known, adopted) or _holds_command(command, text, adopted):
             if found := re.search(r"<\w[^<>]*\w>", command.raw):
                 adopted.refuse(found[0], "replace this placeholder")
             elif not (adopted.image or adopted.base or adopted.no_edf):
@@ -127,6 +131,17 @@ def _assigned(command: Command, known: Mapping[str, str], text: str) -> dict[str
         if len(mentions) == len(value) == 1 and value[0] and UNKNOWN not in value[0]:
             values[name] = value[0]
     return values
+
+
+def _holds_command(command: Command, text: str, adopted: Adopted) -> bool:
+    """Whether the command begins with a variable that holds a command with the options of a container."""
+    name = re.match(r"\"?\$\{?(\w+)", command.words[0]) if command.words else None
+    if name is None or not re.search(
+        rf"(?m)^[^#\n]*\b{name[1]}\+?=(\([^)]*|.*)({_OF_CONTAINERS})", text
+    ):
+        return False
+    adopted.refuse(command.words[0], "only a shell can evaluate this command")
+    return True
 
 
 def _read_command(command: Command, known: Mapping[str, str], adopted: Adopted) -> bool:
