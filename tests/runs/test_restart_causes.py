@@ -249,7 +249,7 @@ def test_the_name_of_a_save_that_was_broken_off_tells(tmp_path: Path, name: str,
         (run / path / "state").write_text("x")
     words = ("bash", "-uc", ". payload/checkpoints.sh; newest_complete")
     done = subprocess.run(words, cwd=run, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{step} 0"
+    assert done.stdout == str(step)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_the_step_in_the_name_of_a_file(tmp_path: Path, names: list[str], step: 
         (run / "checkpoints" / name).write_bytes(b"x" * 100)
     words = ("bash", "-uc", ". payload/checkpoints.sh; newest_complete")
     done = subprocess.run(words, cwd=run, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{step} 0"
+    assert done.stdout == str(step)
 
 
 @pytest.mark.parametrize(

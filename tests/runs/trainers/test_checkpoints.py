@@ -144,12 +144,12 @@ def run_folder(folder: Path) -> Path:
 
 
 def newest(folders: list[Path], function: str = "newest_complete") -> list[str]:
-    """What the function prints first in each of these run folders: the step of the newest complete checkpoint."""
+    """The step of the newest complete checkpoint in each of these run folders, or what another function prints."""
     script = f'. "$0"/payload/checkpoints.sh; for run; do cd "$run" && {function}; echo; done'
     words = ("bash", "-uc", script, folders[0], *folders)
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stderr == ""
-    return [line.partition(" ")[0] for line in done.stdout.splitlines()]
+    return done.stdout.splitlines()
 
 
 @pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
@@ -175,7 +175,7 @@ def test_a_checkpoint_that_is_cut_off_does_not_count(tmp_path: Path, make: Calla
         for path in files[number + 1 :] if killed else ():
             (copy / path).unlink()
         cuts.append(copy)
-    found = newest([whole], "checkpoint_candidates | cut -d ' ' -f 3")[0].replace(f"{whole}/", "")
+    found = newest([whole], "checkpoint_candidates | cut -d ' ' -f 3-")[0].replace(f"{whole}/", "")
     answers = newest([whole, *cuts], f"{{ complete_checkpoint ./{found} && printf yes || printf no; }}")
     assert answers == ["yes", *["no"] * CUTS]
 

@@ -44,7 +44,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def newest(run: Path) -> int:
-    script = ". ./payload/checkpoints.sh; newest_complete | cut -d ' ' -f 1"
+    script = ". ./payload/checkpoints.sh; newest_complete"
     return int(subprocess.run(("bash", "-uc", script), cwd=run, capture_output=True, text=True, check=True).stdout)
 
 

@@ -6,9 +6,15 @@
 # Succeed if the training program marks complete checkpoints with complete.json, as the programs in jobs/ do.
 marks_checkpoints() { compgen -G 'checkpoints/*/complete.json' >/dev/null; }
 
-# Print STEP GENERATION of the newest complete checkpoint, or 0 0. With `known`, look only at checkpoints whose names are in
-# `trainers`.
+# Print the step of the newest complete checkpoint, or 0. With `known`, look only at checkpoints whose names are in `trainers`.
 newest_complete() {
+    local step
+    read -r step _ < <(newest_of_generation "$@")
+    printf '%s' "$step"
+}
+
+# The same, and the generation: print STEP GENERATION, or 0 0.
+newest_of_generation() {
     local generation number path
     while read -r generation number path; do
         [ "${1:-}" != known ] || [ "$(rules_of "$path")" != none ] || continue

@@ -41,7 +41,7 @@ newest_attempt() {
 # may be a higher one in attempts/N/continue, which a program that saves elsewhere writes.
 newest_checkpoint() {
     local path number newest generation
-    read -r newest generation < <(newest_complete)
+    read -r newest generation < <(newest_of_generation)
     for path in attempts/*/continue; do
         number=$(sed -n 's/.*"step": *\([0-9][0-9]*\).*/\1/p' "$path" 2>/dev/null)
         [ -z "$number" ] || ((10#$number <= newest)) || newest=$((10#$number))
@@ -62,7 +62,7 @@ newer_than_before() {
 # then only checkpoints count as progress.
 newest_step() {
     local step newest=0
-    marks_checkpoints || [[ $(newest_complete known) != "0 "* ]] || while read -r step; do
+    marks_checkpoints || [ "$(newest_complete known)" != 0 ] || while read -r step; do
         ((10#$step <= newest)) || newest=$((10#$step))
     done < <(tail -c 10000000 metrics.jsonl 2>/dev/null | grep -a -o -E '"step": *[0-9]{1,15}' | grep -o '[0-9]*$')
     printf '%s' "$newest"
