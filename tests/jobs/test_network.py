@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -184,19 +185,26 @@ def until(path: Path, text: str, children: Sequence[subprocess.Popen[bytes]]) ->
 
 @pytest.mark.parametrize(
     ("number", "said"),
-    [(signal.SIGSTOP, "rank 2 did not answer"), (signal.SIGKILL, "a rank has ended, or did not answer")],
+    [
+        (signal.SIGSTOP, "rank 2 did not answer"),
+        (signal.SIGKILL, "(rank 2|a rank has ended, or) did not answer"),
+    ],
+    ids=["hangs", "dies"],
 )
 def test_a_rank_that_hangs_or_dies_ends_the_job(
     tmp_path: Path, children: list[subprocess.Popen[bytes]], number: signal.Signals, said: str
 ) -> None:
-    """In the middle of the measurements; the others end by themselves, with one error that says where they were."""
+    """In the middle of the measurements; the others end by themselves, with one error that says where they were.
+
+    Which rank has died is known only if the barrier of rank 0 waits for it, and is not ended by a closed connection.
+    """
     children += started(tmp_path, 3, "--timeout", "10")
     until(tmp_path / "out-0", " 16 KiB", children)
     children[2].send_signal(number)
     assert [child.wait(60) for child in children[:2]] == [1, 1]
     text = (tmp_path / "out-0").read_text() + (tmp_path / "out-1").read_text()
     assert text.count("network: the network test stopped during all-") == 1
-    assert said in text and "Traceback" not in text
+    assert re.search(f": {said}$", text, re.MULTILINE) and "Traceback" not in text
     assert not (tmp_path / "network.json").exists()
     assert (tmp_path / "error.txt").read_text().startswith("network: the network test stopped during all-")
 
