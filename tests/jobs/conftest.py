@@ -51,6 +51,12 @@ class Attempt:
         lines = (self.run / "metrics.jsonl").read_text().splitlines()
         return {entry["step"]: entry["loss"] for entry in map(json.loads, lines) if "loss" in entry}
 
+    @property
+    def steps(self) -> list[int]:
+        """the steps of all attempts, in the order in which they were taken"""
+        lines = (self.run / "metrics.jsonl").read_text().splitlines()
+        return [entry["step"] for entry in map(json.loads, lines) if "loss" in entry]
+
 
 @dataclass(frozen=True)
 class Launcher:

@@ -93,7 +93,7 @@ def test_asked_to_save_and_exit_it_goes_on_with_bitwise_the_same_losses(
     second = clm.forked(tmp_path, *words, attempt=2)
     assert second.code == 0, second.output
     assert "resuming from" in second.output
-    assert second.losses == whole_clm.losses
+    assert second.losses == whole_clm.losses and second.steps == whole_clm.steps  # no step is taken twice
     final, expected = (json.loads((run / "summary.json").read_text()) for run in (tmp_path, whole_clm.run))
     assert final["perplexity"] == expected["perplexity"]
 

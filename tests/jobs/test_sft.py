@@ -104,7 +104,7 @@ def test_asked_to_save_and_exit_it_goes_on_with_bitwise_the_same_losses(
     second = launcher.forked(tmp_path, *TRAIN, attempt=2)
     assert second.code == 0, second.output
     assert f"resuming from {note['checkpoint']} (step {note['step']})" in second.output
-    assert second.losses == whole.losses
+    assert second.losses == whole.losses and second.steps == whole.steps  # no step is taken twice
     assert json.loads((tmp_path / "summary.json").read_text())["attempts"] == 2
 
 
