@@ -8,6 +8,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from tests.lab import images, parts
 from tests.lab.golden import compare
 from tests.lab.podman import Podman
 from tests.lab.registry import Registry
-from tests.lab.slurm import SlurmLab
+from tests.lab.slurm import LabError, SlurmLab
 
 # Without byte code, each worker and each of the thousand processes that tests start compiles the same files anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -42,6 +43,7 @@ counts: Counter[str] = Counter()
 engines: dict[str, Counter[str]] = {}  # way into a container -> how its tests ended
 unexpected_skips: list[str] = []
 outcomes: Counter[str] = Counter()
+raised = pytest.StashKey[bool]()  # of a test in one of whose phases something was raised
 failed: dict[str, bool] = {}  # id of the test -> whether it uses a real part
 
 
@@ -230,15 +232,24 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         item.user_properties.append(("parts", sorted(used)))
 
 
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    if call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception):
+        item.stash[raised] = True
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """After a failure, a lab that does not answer is started anew: each test behind it would wait for it in vain."""
-    report = yield
-    if report.failed:
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    """After a failure, a lab that does not answer is started anew: each test behind it would wait for it in vain.
+
+    Only after the test has given back what it changed: with its PATH there may be no sinfo to ask.
+    """
+    done = yield
+    if item.stash.get(raised, False):
         for lab in tuple(SlurmLab.started):
             if not lab.answers():
-                lab.restart()
-    return report
+                with suppress(LabError):  # the tests behind it say so
+                    lab.restart()
+    return done
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -74,6 +75,13 @@ def program(folder: Path, name: str, text: str) -> None:
     folder.mkdir(exist_ok=True)
     (folder / name).write_text(f"#!/bin/sh\n{text}\n")
     (folder / name).chmod(0o755)
+
+
+@pytest.fixture(autouse=True)
+def room(monkeypatch):
+    """Room for several images, on any machine: of a full disk too, only the tests that ask for one are told."""
+    free = shutil.disk_usage("/")._replace(free=10**12)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
 
 
 @pytest.fixture

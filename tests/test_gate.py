@@ -89,6 +89,44 @@ def test_the_two_passes(tmp_path: Path, faults: dict[str, bool], code: int, last
     assert all(line.startswith(start) for line, start in zip(lines, last, strict=True)), lines
 
 
+DEAD_LAB = """
+import shutil
+from pathlib import Path
+from tests.lab.processes import LabError
+from tests.lab.slurm import SlurmLab
+
+class Dead:
+    def answers(self):
+        return shutil.which("sh") is None  # as SlurmLab, which asks with the PATH of this process
+
+    def restart(self):
+        with Path("restarts").open("a") as file:
+            file.write("x")
+        raise LabError("it stays dead")
+
+SlurmLab.started.add(Dead())
+
+def test_fails_without_a_program_on_path(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert False
+
+def test_behind_it():
+    pass
+"""
+
+
+def test_a_failure_looks_at_the_labs_once_the_test_has_given_back_its_path(tmp_path: Path) -> None:
+    """And a lab that cannot be started anew ends no other test."""
+    (tmp_path / "conftest.py").write_text("from tests.conftest import *\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_it.py").write_text(DEAD_LAB)
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    argv = (sys.executable, "-m", "pytest", "-p", "no:xdist", "-p", "no:cacheprovider")
+    done = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    assert (tmp_path / "restarts").read_text() == "x"
+
+
 def aged(path: Path, seconds: float) -> Path:
     path.mkdir(parents=True)
     os.utime(path, (time.time() - seconds,) * 2)
