@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import urllib.request
 from itertools import islice
 from pathlib import Path
@@ -79,6 +80,12 @@ def test_it_learns_evaluates_and_leaves_a_model_to_continue_from(
     assert alone.code == 0, alone.output
     found = json.loads((tmp_path / "summary.json").read_text())
     assert found["eval_loss"] == pytest.approx(summary["eval_loss"], abs=1e-4)
+
+
+def test_no_document_is_trained_on_and_evaluated_on(whole_clm: Attempt) -> None:
+    """The last tenth of the 300 is held out, and the rest is trained on."""
+    said = re.findall(r"^.*\b(train|validation): ([\d,]+) documents", whole_clm.output, re.MULTILINE)
+    assert sorted(said) == [("train", "270"), ("validation", "30")]
 
 
 def test_asked_to_save_and_exit_it_goes_on_with_bitwise_the_same_losses(
