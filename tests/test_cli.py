@@ -123,6 +123,10 @@ def test_completion_scripts_are_shell() -> None:
         assert script.returncode == 0 and "runner completion words" in script.stdout.replace('"$1"', "runner")
     checked = subprocess.run(("bash", "-n"), input=runner("completion", "bash").stdout, text=True, capture_output=True)
     assert checked.returncode == 0, checked.stderr
+    refused = runner("completion", "ksh")
+    assert refused.returncode == 2 and "there is no completion for 'ksh'" in refused.stderr
+    assert "words" not in refused.stderr
+    assert runner("completion", "words", "--", "completion", "").stdout.split() == ["bash", "fish", "zsh"]
 
 
 def test_a_site_may_have_the_name_of_a_verb() -> None:

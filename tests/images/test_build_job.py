@@ -163,3 +163,5 @@ def test_a_dry_run_prints_the_jobs_script(alps: Bench) -> None:
     subprocess.run(("bash", "-n"), input=done.stdout, text=True, check=True)
     assert "--constraint=x" in done.stderr
     assert not (alps.folder / "cache/runner/build-jobs").exists()
+    done = alps.runner("build", "dryjob", "--dry-run", "--sbatch=--constraint=x")
+    assert done.returncode == 2 and "without --import, dryjob is built on this machine" in done.stderr

@@ -295,3 +295,7 @@ def test_memory_shows_the_ways_to_split_a_size(capsys: pytest.CaptureFixture[str
         assert f"--megatron {wrong} is not a size" in capsys.readouterr().err
     assert run(["memory", "--megatron", "7.5B", "--gpus", "0"]) == 1
     assert "--gpus 0 is too small" in capsys.readouterr().err
+    assert run(["memory", "--megatron", "1.7B", "--micro_batch", "2,4"]) == 2
+    assert "--micro-batch 2,4 cannot be used with --megatron" in capsys.readouterr().err
+    assert run(["memory", "--megatron", "1.7B", "--micro-batch", "2", "--gpu", "H100", "--gpus", "1"]) == 0
+    assert "parameters; 1 GPU; GiB" in capsys.readouterr().err

@@ -43,6 +43,16 @@ def build_image(args: argparse.Namespace, console: Console) -> int:
     if site is not None and goes_to_a_job(site, os.environ):
         check_copies(recipe)
         return _build_in_a_job(recipe.name, site, args, console)
+    if args.sbatch:
+        where = (
+            f"on site {site.name}, {recipe.name}" if site else f"without --import, {recipe.name}"
+        )
+        raise RunnerError(
+            "--sbatch has no effect here",
+            f"{where} is built on this machine, not in a job",
+            "leave out --sbatch",
+            exit_code=2,
+        )
     if args.dry_run:
         console.answer(dry_run(recipe, options, os.environ, console))
         return 0

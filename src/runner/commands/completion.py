@@ -19,19 +19,24 @@ _SHELLS = ("bash", "zsh", "fish")
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     completion = subparsers.add_parser("completion", parents=[common])
     shells = f"one of: {', '.join(_SHELLS)}"
-    completion.add_argument("shell", choices=(*_SHELLS, "words"), metavar="SHELL", help=shells)
+    completion.add_argument("shell", metavar="SHELL", help=shells)
     completion.set_defaults(run=print_completion)
 
 
 def print_completion(args: argparse.Namespace, console: Console) -> int:
     """`runner completion SHELL`: print the script. `runner completion words -- WORDS…`: complete the last word."""
-    if args.shell != "words":
-        console.answer(
-            Path(__file__).with_name(f"completion.{args.shell}").read_text(encoding="utf-8")
-        )
+    if args.shell == "words":
+        for word in complete(args.rest, args.verbs, lambda verb: args.make_parser((verb,))):
+            console.answer(word)
         return 0
-    for word in complete(args.rest, args.verbs, lambda verb: args.make_parser((verb,))):
-        console.answer(word)
+    if args.shell not in _SHELLS:
+        raise RunnerError(
+            f"there is no completion for {args.shell!r}",
+            f"runner knows {', '.join(_SHELLS)}",
+            "runner completion bash",
+            exit_code=2,
+        )
+    console.answer(Path(__file__).with_name(f"completion.{args.shell}").read_text(encoding="utf-8"))
     return 0
 
 
@@ -159,6 +164,8 @@ def _words(kind: str) -> Iterable[str]:
             return _hosts()
         case "RUN":
             return _runs()
+        case "SHELL":
+            return _SHELLS
     return ()
 
 

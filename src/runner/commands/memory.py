@@ -118,7 +118,7 @@ def show_memory(args: argparse.Namespace, console: Console) -> int:
     else:
         trained = f", {weights.lora:,} trained" if args.lora_r else ""
         console.say(
-            f"{shape.name}: {weights.total:,} parameters{trained}; {args.gpus} GPUs, {length} tokens per sequence,"
+            f"{shape.name}: {weights.total:,} parameters{trained}; {_gpus(args.gpus)}, {length} tokens per sequence,"
             f" {args.dtype}, {args.attention}{', activation checkpointing' if args.activation_checkpointing else ''};"
             " GiB per GPU:"
         )
@@ -173,7 +173,15 @@ def _show_megatron(args: argparse.Namespace, console: Console) -> int:
     )
     length, gpu = args.length or 2048, _gpu_bytes(args)
     per_node = find_site(args.site, os.environ)[0].gpus_per_node or 8
-    work = megatron.Work(args.gpus, length, _micro_batches(args.micro_batch)[0])
+    micro, *more = _micro_batches(args.micro_batch)
+    if more and {"--micro-batch", "--micro_batch"} & {*given}:
+        raise RunnerError(
+            f"--micro-batch {args.micro_batch} cannot be used with --megatron",
+            "each row is one layout of the model, with one micro batch",
+            f"--micro-batch {micro}",
+            exit_code=2,
+        )
+    work = megatron.Work(args.gpus, length, micro)
     found = []
     if size and all(size) and size[1] % size[2] == 0:
         shape = megatron.gpt(size[0], size[1], size[2], length)
@@ -198,7 +206,7 @@ def _show_megatron(args: argparse.Namespace, console: Console) -> int:
         ]
         console.answer_json({"parameters": parameters, "gpu_bytes": gpu, "estimates": parts})
     else:
-        console.say(f"{parameters:,} parameters; {args.gpus} GPUs; GiB per GPU:")
+        console.say(f"{parameters:,} parameters; {_gpus(args.gpus)}; GiB per GPU:")
         names = ("weights", "gradients", "optimizer", "activations", "logits", "total")
         rows = [
             (
@@ -270,6 +278,10 @@ def _zeros(text: str, shape: Shape) -> list[Zero]:
         for name, path in found
     ]
     return [read(path, shape.hidden) for path in paths]
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
 
 
 def _micro_batches(text: str) -> list[int]:
