@@ -46,7 +46,7 @@ def clean_venv(folder: Path, *requirements: str | Path) -> Path:
 def test_a_wheel_carries_the_one_copy_of_recipes_environments_and_jobs(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     shipped = [*(f"Containerfile.{name}" for name in ("ngc-deepspeed", "aws-deepspeed", "ngc-megatron", "cpu"))]
-    for folder in ("containers", "edf", "jobs", "clusters"):
+    for folder in ("containers", "edf", "jobs", "clusters", "docs"):
         shipped += [path.relative_to(ROOT).as_posix() for path in (ROOT / folder).glob("[!.]*.*")]
     package = ROOT / "src" / "runner"
     data = [path for path in package.rglob("*.*") if path.suffix not in {".py", ".pyc"}]

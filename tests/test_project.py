@@ -1,11 +1,12 @@
 """Which folder is the project: what lies beside the user counts, and home never does."""
 
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from runner.project import find_project
+from runner.project import find_project, page
 
 
 @pytest.mark.parametrize("part", ["jobs/t.toml", "edf/t.toml", "containers/t.toml", "Containerfile.tiny"])
@@ -31,3 +32,9 @@ def test_home_is_no_project_by_itself(tmp_path: Path, monkeypatch: pytest.Monkey
     assert find_project(tmp_path).root is None
     (tmp_path / "runner.toml").write_text("")
     assert find_project(tmp_path).root == tmp_path
+
+
+def test_a_page_that_a_message_names_is_there() -> None:
+    source = Path(__file__).parents[1] / "src/runner"
+    named = {name for path in source.rglob("*.py") for name in re.findall(r"page\([\"'](.+?)[\"']\)", path.read_text())}
+    assert named and [name for name in sorted(named) if not page(name).is_file()] == []

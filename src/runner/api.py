@@ -17,7 +17,7 @@ from runner.commands.console import Console
 from runner.commands.options import runs_folder
 from runner.errors import RunnerError
 from runner.machine.report import Quiet
-from runner.project import find_project
+from runner.project import find_project, page
 from runner.runs import account as accounts
 from runner.runs import cancel as cancelling
 from runner.runs import history as launches
@@ -41,7 +41,9 @@ def launch(
     """Start a run, or those of a sweep or array. `options` are those of `runner launch`: `nodes=2, time=240`."""
     if wrong := {"dry_run", "help", "json", "parsable", "wait"} & {*options}:
         raise RunnerError(
-            f"launch has no option {wrong.pop()!r}", "it changes what is printed", "see docs/api.md"
+            f"launch has no option {wrong.pop()!r}",
+            "it changes what is printed",
+            f"see {page('api')}",
         )
     words = ["launch", *filter(None, [job])]
     for name, value in options.items():

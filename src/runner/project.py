@@ -84,6 +84,11 @@ def shipped_folder() -> Path:
     return installed if installed.is_dir() else package.parent.parent
 
 
+def page(name: str) -> Path:
+    """The page of the documentation, which comes with runner: docs/NAME.md."""
+    return shipped_folder() / f"docs/{name}.md"
+
+
 def find_project(start: Path | None = None) -> Project:
     """The project that contains `start` (default: the current folder).
 

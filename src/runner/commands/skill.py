@@ -6,9 +6,11 @@ import argparse
 from pathlib import Path
 
 from runner.commands.console import Console
+from runner.project import page
 
 
 def print_skill(args: argparse.Namespace, console: Console) -> int:
     """`runner skill`: print SKILL.md, a text for coding agents."""
-    console.answer(Path(__file__).parents[1].joinpath("SKILL.md").read_text(encoding="utf-8"))
+    text = Path(__file__).parents[1].joinpath("SKILL.md").read_text(encoding="utf-8")
+    console.answer(text.replace("docs/json-output.md", str(page("json-output"))))
     return 0

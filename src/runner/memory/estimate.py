@@ -10,6 +10,7 @@ from typing import Any
 
 from runner.errors import RunnerError
 from runner.memory.shape import Shape, Weights, count_weights, linear_layers
+from runner.project import page
 
 
 @dataclass(frozen=True)
@@ -306,7 +307,7 @@ def read(path: Path, hidden: int) -> Zero:
         ) from error
     except (ValueError, TypeError, AttributeError) as error:
         raise RunnerError(
-            f"{path} is not a DeepSpeed configuration", str(error), "see docs/deepspeed.md"
+            f"{path} is not a DeepSpeed configuration", str(error), f"see {page('deepspeed')}"
         ) from error
 
 

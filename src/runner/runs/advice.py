@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from runner.errors import RunnerError
+from runner.project import page
 from runner.runs import hub, lock
 from runner.runs.account import Account
 from runner.runs.attempt import Attempt
@@ -109,7 +110,7 @@ def _of_restart_gap(account: Account, tables: Tables) -> str:
 
 
 def _of_unknown(account: Account, tables: Tables) -> str:
-    return "" if account.tells else "let your program write its times (docs/account.md)"
+    return "" if account.tells else f"let your program write its times ({page('account')})"
 
 
 def _of_queue(account: Account, tables: Tables) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from runner.errors import RunnerError, unknown
 from runner.memory.megatron import SIZES, VOCABULARY, Layout, Work, estimate, gpt, layouts, problem
 from runner.memory.shape import GIB, USABLE_GIB, Shape, fits_on, memory_bytes
+from runner.project import page
 from runner.runs.checks import OnHost
 from runner.runs.hub import argument_values
 from runner.runs.job import Job
@@ -151,7 +152,7 @@ def _need(path: str, flag: str, on_host: OnHost, *, folder: bool = False) -> Pat
         raise RunnerError(
             f"{flag}: the file {path} does not exist",
             f"on this machine, there is no file {here}; the program would fail minutes after its start",
-            "correct the path, or create the file first (docs/megatron.md)",
+            f"correct the path, or create the file first ({page('megatron')})",
         )
     return here
 

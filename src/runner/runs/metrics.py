@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from runner.errors import RunnerError, unknown
+from runner.project import page
 
 # axis -> the key in metrics.jsonl
 AXES = {"step": "step", "tokens": "total_tokens", "hours": "time"}
@@ -116,7 +117,7 @@ def read_curves(
         raise RunnerError(
             f"{run} has no metrics yet",
             f"{source.source} contains no training step",
-            f"wait for the first step; if `runner logs {run}` shows steps, describe your trainer: docs/trainers.md",
+            f"wait for the first step; if `runner logs {run}` shows steps, describe your trainer: {page('trainers')}",
         )
     for metric, rows in points.items():
         if not rows:
