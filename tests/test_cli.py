@@ -129,6 +129,13 @@ def test_completion_scripts_are_shell() -> None:
     assert runner("completion", "words", "--", "completion", "").stdout.split() == ["bash", "fish", "zsh"]
 
 
+def test_words_after_the_dashes_are_refused_where_they_would_be_ignored() -> None:
+    for words in (("status", "--", "last"), ("env", "show", "--", "cpu"), ("cluster", "list", "--", "x")):
+        done = runner(*words)
+        assert done.returncode == 2 and f"unexpected argument '{words[-1]}' after `--`" in done.stderr, done.stderr
+    assert runner("status", "--site", "local", "--").returncode == 0
+
+
 def test_a_site_may_have_the_name_of_a_verb() -> None:
     done = runner("--site", "status", "status")
     assert "there is no site 'status'" in done.stderr

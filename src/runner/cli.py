@@ -200,6 +200,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace | None:
         )
     # common options may also come before the verb; moved to the end, they reach the innermost parser (`env show`)
     args = make_parser((verb,)).parse_args([*words[at:], *words[:at]])
+    if rest and not getattr(args, "takes_words", False):
+        raise RunnerError(
+            f"{verb}: unexpected argument {rest[0]!r} after `--`",
+            f"`runner {verb}` passes no words on to another program",
+            f"leave out `--`, or see: runner {verb} --help",
+            exit_code=2,
+        )
     args.rest, args.typed, args.parse, args.make_parser, args.verbs = (
         rest,
         (*argv,),

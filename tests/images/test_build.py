@@ -92,6 +92,27 @@ def test_build_arguments_and_another_name(bench: Bench) -> None:
     assert bench.build("args", build_args={"WORDS": "more"}).tag != image.tag
 
 
+def test_what_follows_the_dashes_reaches_the_engine_as_it_is(bench: Bench) -> None:
+    """A stage and a secret: other flags give another image, and the secret is not in it."""
+    stages = "RUN --mount=type=secret,id=token cmp /run/secrets/token /run/secrets/token\nLABEL stage=one\n"
+    bench.write(
+        "flags", fresh("flags").replace("FROM scratch", "FROM scratch AS one") + stages + "FROM one\nLABEL stage=two\n"
+    )
+    (bench.root / "token").write_text("hush")
+    words = ("build", "flags", "--json", "--", "--secret", "id=token,src=token")
+    two, one = (bench.runner(*words, *more) for more in ((), ("--target=one",)))
+    assert two.returncode == one.returncode == 0, two.stderr + one.stderr
+    images = [json.loads(done.stdout) for done in (two, one)]
+    labels = [json.loads(bench.engine("image", "inspect", image["id"]))[0]["Labels"] for image in images]
+    assert [each["stage"] for each in labels] == ["two", "one"]
+    assert images[0]["tag"] != images[1]["tag"]
+    assert "run/secrets/token" not in bench.export(bench.engine("create", images[1]["id"], "x").strip())
+    script = bench.runner("build", "flags", "--dry-run", "--", "--target=one").stdout
+    assert "--target=one" in script
+    refused = bench.runner("build", "flags", "--", "--file=Containerfile.flags")
+    assert refused.returncode == 2 and "--file cannot be passed to the engine" in refused.stderr
+
+
 def test_only_files_that_the_recipe_lists_are_seen(bench: Bench) -> None:
     (bench.root / "secret").write_text("no")
     (bench.root / "deep/er").mkdir(parents=True)

@@ -158,9 +158,10 @@ def test_ctrl_c_cancels_the_job_and_its_storage_goes(alps: Bench, slurm: SlurmLa
 
 def test_a_dry_run_prints_the_jobs_script(alps: Bench) -> None:
     alps.write("dryjob")
-    done = alps.runner("build", "dryjob", "--import", "--dry-run", "--sbatch=--constraint=x")
+    done = alps.runner("build", "dryjob", "--import", "--dry-run", "--sbatch=--constraint=x", "--", "--target", "a b")
     assert done.returncode == 0, done.stderr
     subprocess.run(("bash", "-n"), input=done.stdout, text=True, check=True)
+    assert " -- --target 'a b'" in done.stdout
     assert "--constraint=x" in done.stderr
     assert not (alps.folder / "cache/runner/build-jobs").exists()
     done = alps.runner("build", "dryjob", "--dry-run", "--sbatch=--constraint=x")

@@ -31,6 +31,13 @@ if TYPE_CHECKING:
     from runner.runs.launch import MakeImage
 
 
+# a flag of the engines -> what to use instead
+_OURS = {
+    **dict.fromkeys(("-f", "--file"), "runner build ./PATH/OF/Containerfile"),
+    "--platform": "runner build RECIPE --platform OS/ARCH",
+}
+
+
 def build_image(args: argparse.Namespace, console: Console) -> int:
     """`runner build`: prints NAME:TAG, or with --import the squashfs file's path."""
     project = find_project()
@@ -84,6 +91,7 @@ def _build_in_a_job(name: str, site: Site, args: argparse.Namespace, console: Co
     options = ("tag", "base_tag", "platform", "engine")
     values = [(f"--{name.replace('_', '-')}", getattr(args, name)) for name in options]
     values += [("--build-arg", word) for word in args.build_arg]
+    rest = ("--", *args.rest) if args.rest else ()
     flags = [f"{flag}={value}" for flag, value in values if value] + (
         ["--no-cache"] if args.no_cache else []
     )
@@ -97,6 +105,7 @@ def _build_in_a_job(name: str, site: Site, args: argparse.Namespace, console: Co
         "--import",
         f"--site={site.name}",
         *flags,
+        *rest,
     )
     here = Path.cwd()
     job = BuildJob(name, here, here, words, site.container_storage or "", site.images(os.environ))
@@ -126,9 +135,22 @@ def _build_options(args: argparse.Namespace) -> BuildOptions:
                 "--build-arg NAME=VALUE",
                 exit_code=2,
             )
+    for word in args.rest:
+        if better := _OURS.get(word.partition("=")[0]):
+            raise RunnerError(
+                f"{word.partition('=')[0]} cannot be passed to the engine",
+                "runner sets this flag itself",
+                better,
+                exit_code=2,
+            )
     pairs = (word.split("=", 1) for word in args.build_arg)
     return BuildOptions(
-        args.engine, args.tag, args.no_cache, args.platform, {key: value for key, value in pairs}
+        args.engine,
+        args.tag,
+        args.no_cache,
+        args.platform,
+        {key: value for key, value in pairs},
+        args.rest,
     )
 
 

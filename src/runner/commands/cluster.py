@@ -64,6 +64,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
         ),
     ):
         action = actions.add_parser(name, parents=[common], help=text)
+        action.set_defaults(takes_words=name == "ssh")
         if name == "adopt":
             action.add_argument(
                 "file", metavar="FILE", help="a ParallelCluster configuration, or a blueprint"

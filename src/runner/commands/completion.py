@@ -20,7 +20,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     completion = subparsers.add_parser("completion", parents=[common])
     shells = f"one of: {', '.join(_SHELLS)}"
     completion.add_argument("shell", metavar="SHELL", help=shells)
-    completion.set_defaults(run=print_completion)
+    completion.set_defaults(run=print_completion, takes_words=True)
 
 
 def print_completion(args: argparse.Namespace, console: Console) -> int:

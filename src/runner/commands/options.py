@@ -96,6 +96,7 @@ def add_verb(
     rows = text.partition(f"\n[{'.'.join(verb.prog.split()[1:])}]\n")[2].partition("\n[")[0]
     table = tomllib.loads(rows)
     verb.usage = table.pop("usage", None)
+    verb.set_defaults(takes_words=table.pop("words", False))
     for name in table.pop("include", ()):
         SHARED[name](verb)
     groups: dict[str, argparse._MutuallyExclusiveGroup] = {}

@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -399,10 +399,15 @@ def _file_line(root: Path, name: str) -> str:
 
 
 def content_hash(
-    recipe: Recipe, base_digest: str, build_args: Mapping[str, str], platform: str
+    recipe: Recipe,
+    base_digest: str,
+    build_args: Mapping[str, str],
+    platform: str,
+    flags: Sequence[str] = (),
 ) -> str:
     """12 hex digits that name the image. The same inputs give the same hash on every machine.
 
+    `flags` are the user's own for the engine. What a file contains that they name, such as a secret, is not an input.
     The git commit is not an input but a label, so that a commit that does not change these files changes nothing.
     """
     inputs = {
@@ -413,5 +418,6 @@ def content_hash(
         "base": base_digest,
         "build_args": dict(build_args),
         "platform": platform,
+        **({"flags": [*flags]} if flags else {}),
     }
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:12]
