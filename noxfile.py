@@ -143,7 +143,7 @@ def shared_environment(session: nox.Session) -> Path:
     """Return a virtual environment with everything that lint, tests and benchmarks use; made once per content.
 
     It is kept in the user's cache, outside of the checkout, so that another clone asks no package index. `complete` is
-    written last: an environment without it was cut short, and is made anew.
+    written last: an environment without it was cut short, and is made again.
     """
     steps = "".join(map(inspect.getsource, (shared_environment, install_training_stack)))
     recipe = (sys.version, CONSTRAINTS.read_text(), CPU_PINS.read_text(), steps, *TEST_TOOLS, *project_dependencies())

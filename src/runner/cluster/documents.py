@@ -61,7 +61,7 @@ def read_adopted(provider: str, path: Path) -> dict[str, Any]:
         return tomllib.loads(render(template, {"data": read_yaml(path)}))
     except tomllib.TOMLDecodeError as error:
         what = f"cannot read the adopted file {path} ({template}): {error}"
-        why = "a value is empty, or not of the usual type, or a name stands there twice"
+        why = "a value is empty, or not of the usual type, or a name is given twice"
         raise RunnerError(what, why, "correct the file") from error
 
 

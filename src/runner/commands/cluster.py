@@ -126,7 +126,7 @@ def create(args: argparse.Namespace, console: Console) -> int:
         and not (args.yes or console.confirm(what, "confirm with --yes, or reduce `count`"))
     ):
         return 1
-    # the toolkit goes on with what it has begun; ParallelCluster refuses a second request
+    # the toolkit continues what it has begun; ParallelCluster refuses a second request
     again = is_new or (cluster.folder / cluster.values["deployment"]).is_dir()
     if again:
         render(args, console)

@@ -212,7 +212,7 @@ class Phases:
             for kind, until in [("repeated", at + (work[0][1] - at) * share), *work]:
                 if until > found[-1][1]:
                     if found[-1][0] == kind:
-                        found.pop()  # it goes on until later
+                        found.pop()  # it continues for longer
                     found.append((kind, until))
             step, at = entry.step, max(entry.time, at)
         return found

@@ -256,7 +256,7 @@ def _data_folders(root: Path) -> set[str]:
 
 
 def _note_of_folders(root: Path) -> list[str]:
-    """A note about folders that are left out of a project without git. That runs are, is no surprise."""
+    """A note about folders that are left out of a project without git. Folders of runs are not named."""
     found = sorted(name for name in _data_folders(root) - {"runs"} if (root / name).is_dir())
     names = ", ".join(f"{name}/" for name in found)
     note = f"left out of the code snapshot: {names} (usually data; a Python package has an __init__.py)"

@@ -70,7 +70,7 @@ def submission(job: BuildJob, site: Site, flags: Sequence[str]) -> tuple[str, ..
         f"--job-name=build-{job.name}",
         "--nodes=1",
         "--ntasks=1",
-        "--no-requeue",  # a preempted build has failed: it does not run again with nobody waiting for it
+        "--no-requeue",  # a preempted build has failed: its user no longer waits, so it must not run again
         f"--time={minutes}",
         f"--output={log}",
     )

@@ -25,7 +25,7 @@ _JOB_FILE = """\
 # Made from {name} by `runner env adopt`. Slurm gets the script itself, unchanged.
 batch = {batch}
 
-# Ends the job if it makes no progress for this long. To turn it on, remove the #.
+# Ends the job if it does not make progress for this long. To turn it on, remove the #.
 # hang_seconds = 1800
 
 # How often the job is restarted, at most, after each cause. To turn it on, remove each #.
