@@ -92,23 +92,24 @@ def test_build_arguments_and_another_name(bench: Bench) -> None:
     assert bench.build("args", build_args={"WORDS": "more"}).tag != image.tag
 
 
-def test_what_follows_the_dashes_reaches_the_engine_as_it_is(bench: Bench) -> None:
+def test_flags_of_the_recipe_and_after_the_dashes_reach_the_engine(bench: Bench) -> None:
     """A stage and a secret: other flags give another image, and the secret is not in it."""
     stages = "RUN --mount=type=secret,id=token cmp /run/secrets/token /run/secrets/token\nLABEL stage=one\n"
-    bench.write(
-        "flags", fresh("flags").replace("FROM scratch", "FROM scratch AS one") + stages + "FROM one\nLABEL stage=two\n"
-    )
+    text = fresh("flags").replace("FROM scratch", "FROM scratch AS one") + stages + "FROM one\nLABEL stage=two\n"
     (bench.root / "token").write_text("hush")
     words = ("build", "flags", "--json", "--", "--secret", "id=token,src=token")
-    two, one = (bench.runner(*words, *more) for more in ((), ("--target=one",)))
-    assert two.returncode == one.returncode == 0, two.stderr + one.stderr
-    images = [json.loads(done.stdout) for done in (two, one)]
-    labels = [json.loads(bench.engine("image", "inspect", image["id"]))[0]["Labels"] for image in images]
-    assert [each["stage"] for each in labels] == ["two", "one"]
+    images = []
+    for of_recipe, more, stage in (("", (), "two"), ("", ("--target=one",), "one"), ("--target=one", (), "one")):
+        bench.write("flags", text, f'flags = ["{of_recipe}"]\n' if of_recipe else "")
+        done = bench.runner(*words, *more)
+        assert done.returncode == 0, done.stderr
+        images.append(json.loads(done.stdout))
+        made = json.loads(bench.engine("image", "inspect", images[-1]["id"]))[0]
+        assert made["Labels"]["stage"] == stage
     assert images[0]["tag"] != images[1]["tag"]
     assert "run/secrets/token" not in bench.export(bench.engine("create", images[1]["id"], "x").strip())
-    script = bench.runner("build", "flags", "--dry-run", "--", "--target=one").stdout
-    assert "--target=one" in script
+    script = bench.runner("build", "flags", "--dry-run", "--", "--network=none").stdout
+    assert "--target=one --network=none --tag=" in script
     refused = bench.runner("build", "flags", "--", "--file=Containerfile.flags")
     assert refused.returncode == 2 and "--file cannot be passed to the engine" in refused.stderr
 

@@ -17,7 +17,7 @@ from runner.images.build.base import BuildOptions
 from runner.images.build.build import build, dry_run
 from runner.images.build.copies import check_copies
 from runner.images.build.job import BuildJob, check_account, goes_to_a_job, run, script, submission
-from runner.images.recipe import Recipe, check_platform, load_recipe
+from runner.images.recipe import Recipe, check_platform, load_recipe, with_flags
 from runner.images.squashfs_file import find_squashfs
 from runner.machine import folders
 from runner.machine.report import Report
@@ -31,17 +31,10 @@ if TYPE_CHECKING:
     from runner.runs.launch import MakeImage
 
 
-# a flag of the engines -> what to use instead
-_OURS = {
-    **dict.fromkeys(("-f", "--file"), "runner build ./PATH/OF/Containerfile"),
-    "--platform": "runner build RECIPE --platform OS/ARCH",
-}
-
-
 def build_image(args: argparse.Namespace, console: Console) -> int:
     """`runner build`: prints NAME:TAG, or with --import the squashfs file's path."""
     project = find_project()
-    recipe = load_recipe(args.recipe, project, args.base_tag)
+    recipe = with_flags(load_recipe(args.recipe, project, args.base_tag), args.rest)
     console.say(f"recipe: {recipe.path}")
     options = _build_options(args)
     site = chosen_site(args, console) if args.then_import else None
@@ -135,22 +128,9 @@ def _build_options(args: argparse.Namespace) -> BuildOptions:
                 "--build-arg NAME=VALUE",
                 exit_code=2,
             )
-    for word in args.rest:
-        if better := _OURS.get(word.partition("=")[0]):
-            raise RunnerError(
-                f"{word.partition('=')[0]} cannot be passed to the engine",
-                "runner sets this flag itself",
-                better,
-                exit_code=2,
-            )
     pairs = (word.split("=", 1) for word in args.build_arg)
     return BuildOptions(
-        args.engine,
-        args.tag,
-        args.no_cache,
-        args.platform,
-        {key: value for key, value in pairs},
-        args.rest,
+        args.engine, args.tag, args.no_cache, args.platform, {key: value for key, value in pairs}
     )
 
 
@@ -172,7 +152,7 @@ def image_maker(project: Project, environ: Mapping[str, str], report: Report) ->
                 f'write image = "${{RUNNER_IMAGES}}/RECIPE.sqsh" in {environment.path}',
             )
         name = image.stable.name.removesuffix(".sqsh")
-        recipe = load_recipe(name, project)
+        recipe = with_flags(load_recipe(name, project), ())
         platform = f"linux/{site.architecture}" if site.architecture else None
         report.say(f"building {name} (same as `runner build {name}`)")
         build(recipe, BuildOptions(platform=platform), environ, report)

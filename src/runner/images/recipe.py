@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from runner.machine import probe, process
 from runner.project import Project
 
 _VARIANT_KEYS = ("base", "pins", "python", "torch", "build_args")
-_KEYS = (*_VARIANT_KEYS, "summary", "containerfile", "platforms", "context", "variants")
+_KEYS = (*_VARIANT_KEYS, "summary", "containerfile", "platforms", "context", "flags", "variants")
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,8 @@ class Recipe:
     platforms: tuple[str, ...] = ()
     """`linux/amd64`, ...; empty: any"""
     build_args: Mapping[str, str] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
+    """for the engine's `build`, as they are"""
     context: tuple[str, ...] | None = ()
     """files and folders; None: every file of the Containerfile's folder"""
     variants: tuple[str, ...] = ()
@@ -91,6 +93,27 @@ def _with_torch(recipe: Recipe) -> Recipe:
     ):
         return recipe
     return replace(recipe, build_args={"TORCH": recipe.torch, **recipe.build_args})
+
+
+# a flag of the engines -> what to use instead
+_NOT_FLAGS = {
+    **dict.fromkeys(("-f", "--file"), "runner build ./PATH/OF/Containerfile"),
+    "--platform": "runner build RECIPE --platform OS/ARCH",
+}
+
+
+def with_flags(recipe: Recipe, own: tuple[str, ...]) -> Recipe:
+    """The recipe with the user's flags for the engine after its own. Raises RunnerError for a flag that runner sets."""
+    flags = (*recipe.flags, *own)
+    for name in (word.partition("=")[0] for word in flags):
+        if better := _NOT_FLAGS.get(name):
+            raise RunnerError(
+                f"{name} cannot be passed to the engine",
+                "runner sets this flag itself",
+                better,
+                exit_code=2,
+            )
+    return replace(recipe, flags=flags)
 
 
 def with_build_args(recipe: Recipe, own: Mapping[str, str]) -> Recipe:
@@ -189,6 +212,7 @@ def _read(path: Path, base_tag: str | None) -> Recipe:
         torch=typed(document, ("torch",), str),
         platforms=strings(document, ("platforms",)),
         build_args=string_table(document, ("build_args",)),
+        flags=strings(document, ("flags",)),
         context=strings(document, ("context",)),
         variants=tuple(document.get("variants") or ()),
         summary=typed(document, ("summary",), str, ""),
@@ -399,15 +423,11 @@ def _file_line(root: Path, name: str) -> str:
 
 
 def content_hash(
-    recipe: Recipe,
-    base_digest: str,
-    build_args: Mapping[str, str],
-    platform: str,
-    flags: Sequence[str] = (),
+    recipe: Recipe, base_digest: str, build_args: Mapping[str, str], platform: str
 ) -> str:
     """12 hex digits that name the image. The same inputs give the same hash on every machine.
 
-    `flags` are the user's own for the engine. What a file contains that they name, such as a secret, is not an input.
+    The recipe's flags are an input, but not the contents of a file that they name, such as a secret.
     The git commit is not an input but a label, so that a commit that does not change these files changes nothing.
     """
     inputs = {
@@ -418,6 +438,6 @@ def content_hash(
         "base": base_digest,
         "build_args": dict(build_args),
         "platform": platform,
-        **({"flags": [*flags]} if flags else {}),
+        **({"flags": [*recipe.flags]} if recipe.flags else {}),
     }
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:12]

@@ -252,8 +252,6 @@ class BuildOptions:
     no_cache: bool = False
     platform: str | None = None
     build_args: Mapping[str, str] = field(default_factory=dict)
-    flags: tuple[str, ...] = ()
-    """for the engine's `build`, as they are"""
 
 
 @dataclass(frozen=True)

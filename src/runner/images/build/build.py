@@ -209,7 +209,7 @@ def plan_build(
     if context.options.no_cache:
         argv.append("--no-cache")
     argv += engine_flags(engine, settings, staging)
-    argv += context.options.flags
+    argv += recipe.flags
     argv += [f"--tag={name}", f"--file={containerfile}", str(folder)]
     steps.append(Step(f"build {name}", tuple(argv), engine.env, logged=True))
     for other in other_names(recipe, context):
@@ -323,9 +323,7 @@ def report_settings(
 
 
 def _tag(recipe: Recipe, base: ResolvedBase, context: BuildContext) -> str:
-    return content_hash(
-        recipe, base.digest, recipe.build_args, context.platform, context.options.flags
-    )
+    return content_hash(recipe, base.digest, recipe.build_args, context.platform)
 
 
 def _built_before(recipe: Recipe, base: ResolvedBase, context: BuildContext) -> Image | None:
