@@ -312,5 +312,6 @@ def test_the_last_lines_of_a_task_that_fails_are_in_the_log_in_their_order(clust
     lines = (folder / "job.log").read_text().splitlines()
     last = lines.index("line 20000")
     assert [line for line in lines if line.startswith("line ")] == [f"line {n}" for n in range(1, 20001)]
-    assert lines[last + 1] == "ModuleNotFoundError: No module named 'trl'"
+    # the other task's shell may say before it that it was ended
+    assert "ModuleNotFoundError: No module named 'trl'" in lines[last + 1 :]
     assert (folder / "attempts/1/error").read_text().startswith("module-missing ")
