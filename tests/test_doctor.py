@@ -79,7 +79,7 @@ def program(folder: Path, name: str, text: str) -> None:
 
 @pytest.fixture(autouse=True)
 def room(monkeypatch):
-    """Room for several images, on any machine: of a full disk too, only the tests that ask for one are told."""
+    """Room for several images, so that no test depends on the free space of the machine."""
     free = shutil.disk_usage("/")._replace(free=10**12)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
 
