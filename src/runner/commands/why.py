@@ -31,13 +31,25 @@ def show_why(args: argparse.Namespace, console: Console) -> int:
     if args.log:
         answer = explain.explain_logs([Path(name) for name in args.log])
     else:
-        answer = explain.explain_run(find_run(args.run_word or "last", runs_folder(args.site)))
+        answer = _explain(args.run_word or "last", runs_folder(args.site))
     if args.json:
         console.answer_json(answer.record())
     else:
         for line in answer_lines(answer):
             console.line(line)
     return 0 if answer.known else 1
+
+
+def _explain(word: str, folder: Path) -> Answer:
+    """The answer for a run; a word that names no run, but a file, names a log."""
+    try:
+        run = find_run(word, folder)
+    except RunnerError:
+        log = Path(word).expanduser()
+        if log.is_file():
+            return explain.explain_logs([log])
+        raise
+    return explain.explain_run(run)
 
 
 def _list(word: str, console: Console, *, json: bool) -> int:

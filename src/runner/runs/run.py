@@ -314,7 +314,10 @@ def find_run(word: str, runs_folder: Path) -> Run:
             f"choose one of {found[0].resolve().name} to {found[-1].resolve().name}; `runner status {word}` lists them",
         )
     if "/" in word:
-        return load(Path(word).expanduser().resolve())
+        path = Path(word).expanduser().resolve()
+        if path.is_file():
+            raise _no_run_but_a_file(word)
+        return load(path)
     if (runs_folder / word / RECORD).is_file():
         return load(runs_folder / word)
     runs = list_runs(runs_folder)
@@ -335,7 +338,17 @@ def find_run(word: str, runs_folder: Path) -> Run:
     raise _unknown_run(word, runs, runs_folder)
 
 
+def _no_run_but_a_file(word: str) -> RunnerError:
+    return RunnerError(
+        f"{word} is a file, not a run",
+        "a run is named by its name, a job id, `last` or the path of its run folder",
+        f"`runner status` lists the runs; if this file is the log of a job: runner why {word}",
+    )
+
+
 def _unknown_run(word: str, runs: tuple[Run, ...], runs_folder: Path) -> RunnerError:
+    if Path(word).expanduser().is_file():
+        return _no_run_but_a_file(word)
     if not runs:
         return RunnerError(
             f"there is no run {word!r}",
@@ -350,7 +363,8 @@ def _unknown_run(word: str, runs: tuple[Run, ...], runs_folder: Path) -> RunnerE
         return RunnerError(
             f"no run has the job id {word!r}",
             f"the newest job ids in {runs_folder}: {newest or 'none'}",
-            "give --site or RUNNER_RUNS if the run is on another site; its run folder may also have been deleted",
+            "give --site or RUNNER_RUNS if the run is on another site; its run folder may also have been deleted\n"
+            "for a job that runner did not launch: runner why LOG, with the job's log file",
         )
     error = unknown(
         "run", word, names[-12:], "`runner status` lists the runs; a path to a run folder works too"
