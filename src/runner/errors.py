@@ -44,9 +44,9 @@ def unknown(
     `place` is the line of the file that contains the name. `is_file`: the user may give a path instead.
     """
     names = sorted(known)
-    close = nearest(name, names, 0.6)
-    near = close is not None and _edits(name, close) <= max(1, len(name) // 3)
-    advice = f"did you mean {close!r}?" if near else fix
+    of_part = [known for known in names if name in known.split("-")]  # `clariden` of alps-clariden
+    close = nearest(name, names, 0.6) or (of_part[0] if len(of_part) == 1 else None)
+    advice = f"did you mean {close!r}?" if close else fix
     own = f", or the path of your own {kind}" if is_file else ""
     return RunnerError(
         f"{place}: there is no {kind} {name!r}" if place else f"there is no {kind} {name!r}",
@@ -56,10 +56,15 @@ def unknown(
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float) -> str | None:
-    """The most similar of the known words; None if all are less similar than `cutoff`, from 0 to 1."""
+    """The most similar of the known words.
+
+    None if all are less similar than `cutoff`, from 0 to 1, or differ in more than a third of the letters.
+    """
     import difflib  # slow to import, and only errors need it
 
-    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), None)
+    close = next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), None)
+    most = max(1, len(word.lstrip("-")) // 3)
+    return close if close is not None and _edits(word, close) <= most else None
 
 
 def _edits(one: str, other: str) -> int:

@@ -152,6 +152,9 @@ def test_nothing_far_off_is_suggested() -> None:
         assert "did you mean" not in unknown("x", name, [known]).fix
     for name, known in (("stf", "sft"), ("lanch", "launch"), ("ngc-sd", "ngc-ds")):
         assert known in unknown("x", name, [known]).fix
+    sites = ["alps-clariden", "alps-daint"]
+    assert "did you mean 'alps-clariden'?" in unknown("x", "clariden", sites).fix
+    assert "did you mean" not in unknown("x", "alps", sites).fix
 
 
 def test_a_missing_image_that_another_site_has_is_named(project: Project, tmp_path: Path) -> None:
@@ -198,6 +201,10 @@ def test_build_makes_a_missing_image_first_and_only_then(project: Project, tmp_p
     for _ in range(2):
         wanted = request(env="cpu", engine="sandbox", words=("true",))
         prepare(wanted, project, {**HOME, "RUNNER_IMAGES": str(images)}, Quiet(), make)
+    assert made == ["cpu"]
+    refused = request(env="cpu", engine="sandbox", words=("true",), given=given(nodes=0))
+    with pytest.raises(RunnerError, match="nodes cannot be 0"):  # and not after an hour
+        prepare(refused, project, {**HOME, "RUNNER_IMAGES": str(tmp_path / "none")}, Quiet(), make)
     assert made == ["cpu"]
 
 

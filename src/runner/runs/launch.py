@@ -82,18 +82,9 @@ def prepare(
     if environment.image and not uses_container:
         report.warn(f"running without a container: the image {environment.image!r} is not used")
         environment = replace(environment, image="")  # so the image need not exist on this machine
-    image = find_image(environment, site, environ, engine, strict=not request.dry_run)
-    if image.missing and make_image is not None:
-        make_image(environment, image, site)
-        image = find_image(environment, site, environ, engine)
-    notes = [*image.notes]
-    with _noted(notes, request.dry_run):
-        if image.missing:
-            raise missing_image(image, environment, environ)
-    with _noted(notes, request.dry_run):
-        check_architecture(image, site)
-    with _noted(notes, request.dry_run):
-        notes += check_mounts(environment, environ, here=site.is_local and uses_container)
+    about_mounts: list[str] = []
+    with _noted(about_mounts, request.dry_run):
+        about_mounts += check_mounts(environment, environ, here=site.is_local and uses_container)
     waits = after.find(request.after, request.after_any, site, environ, project)
     job = after.with_folder(_job(request, job_file, program, environment, site), waits)
     runs = None
@@ -107,6 +98,18 @@ def prepare(
         job = _checked_arguments(
             job, site, environ, program.main, report, strict=not (request.dry_run or waits.runs)
         )
+    # what the user gave is checked first: to make an image may take an hour
+    image = find_image(environment, site, environ, engine, strict=not request.dry_run)
+    if image.missing and make_image is not None:
+        make_image(environment, image, site)
+        image = find_image(environment, site, environ, engine)
+    notes = [*image.notes]
+    with _noted(notes, request.dry_run):
+        if image.missing:
+            raise missing_image(image, environment, environ)
+    with _noted(notes, request.dry_run):
+        check_architecture(image, site)
+    notes += about_mounts
     choose_offline = partial(
         hub.choose_offline,
         environment=environment,
