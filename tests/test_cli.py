@@ -97,8 +97,46 @@ def test_an_unknown_option_is_named_whole_with_what_was_meant(argv: tuple[str, .
     assert not verb or f"usage: runner {verb}" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("argv", "advice"),
+    [
+        (("run", "train.py"), "did you mean `runner launch`?"),
+        (("kill", "last"), "did you mean `runner cancel`?"),
+        (("version",), "did you mean `runner --version`?"),
+        (("launch", "-N", "2"), "did you mean --nodes?"),
+        (("launch", "-t10"), "did you mean --time?"),
+        (("launch", "--mem=10G"), "did you mean --memory?"),
+        (("launch", "--gres", "gpu:4"), "did you mean --gpus-per-node?"),
+        (("launch", "--qos=normal"), "--sbatch=--qos=normal"),
+        (("launch", "-C", "gpu"), "--sbatch=--constraint=gpu"),
+        (("launch", "--exclusive"), "--sbatch=--exclusive"),
+        (("launch", "sft", "--array=1-3"), "runner launch --sweep NAME=VALUE,VALUE"),
+        (("launch", "./job.sh", "--array=1-3"), "--sbatch=--array=1-3"),
+        (("launch", "--container-mounts=/a:/b"), "write `mounts` in the EDF"),
+        (("shell", "--qos=normal"), "--srun=--qos=normal"),
+        (("launch", "bash", "job.sh"), "runner launch -- bash job.sh"),
+        (("launch", "sft", "3"), "runner launch … -- 3"),
+        (("launch", "job.py", "--site", "local"), "runner launch --script job.py"),
+        (("build", "Containerfile"), "runner build ./Containerfile"),
+        (("build", "."), "runner build ./Containerfile"),
+        (("build", "app"), "runner build app/Dockerfile"),
+        (("shell", "image.sqsh"), "is an image, not an environment"),
+        (("shell", "./image.sqsh"), "give --env image"),
+    ],
+)
+def test_what_other_programs_call_it_is_answered_with_what_it_is_called_here(
+    tmp_path: Path, argv: tuple[str, ...], advice: str
+) -> None:
+    (tmp_path / "app").mkdir()
+    for name in ("job.sh", "job.py", "Containerfile", "app/Dockerfile", "image.sqsh"):
+        (tmp_path / name).write_text("FROM scratch\n")
+    done = runner(*argv, cwd=tmp_path)
+    assert done.returncode != 0 and advice in done.stderr, done.stderr
+
+
 def test_nothing_is_suggested_that_is_far_off() -> None:
     assert "did you mean" not in runner("logs", "--zebra").stderr
+    assert "did you mean" not in runner("status", "--ntasks").stderr
 
 
 def test_options_of_every_verb_may_stand_before_it() -> None:
@@ -115,6 +153,17 @@ def test_a_reader_that_goes_away_makes_no_noise(words: str) -> None:
 def test_a_name_that_is_too_long_for_a_file_is_no_bug(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(("logs", "--site", "local", f"{tmp_path}/{'x' * 300}")) == 1
     assert "because: File name too long" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("named", ["slurm-7.out", "./slurm-7.out"])
+def test_why_takes_the_log_of_any_job_and_other_verbs_say_so(tmp_path: Path, named: str) -> None:
+    """What a stranger types first. No run has the name of the file, with and without any runs."""
+    (tmp_path / "slurm-7.out").write_text("torch.OutOfMemoryError: CUDA out of memory.\n")
+    told = runner("why", "--site", "local", named, cwd=tmp_path)
+    assert told.returncode == 0 and "cause:    gpu-out-of-memory" in told.stdout, told.stderr
+    refused = runner("logs", "--site", "local", named, cwd=tmp_path)
+    assert f"{named} is a file, not a run" in refused.stderr and f"runner why {named}" in refused.stderr
+    assert "there is no run 'slurm-8.out'" in runner("why", "--site", "local", "slurm-8.out", cwd=tmp_path).stderr
 
 
 def test_completion_scripts_are_shell() -> None:

@@ -156,6 +156,29 @@ def overview() -> str:
     return "\n".join(lines)
 
 
+# what other programs call it -> what it is called here
+_OTHER_NAMES = {
+    **dict.fromkeys(("run", "start", "submit", "sbatch", "srun", "train"), "launch"),
+    **dict.fromkeys(
+        ("ps", "ls", "list", "queue", "squeue", "sacct", "jobs", "info", "show"), "status"
+    ),
+    **dict.fromkeys(("kill", "stop", "scancel", "abort"), "cancel"),
+    **dict.fromkeys(("log", "tail", "cat", "output"), "logs"),
+    **dict.fromkeys(("exec", "attach", "enter", "bash"), "shell"),
+    **dict.fromkeys(("restart", "retry", "resubmit", "resume"), "rerun"),
+    **dict.fromkeys(("clean", "prune", "rm", "remove", "delete"), "gc"),
+    **dict.fromkeys(("notebook", "jupyter", "tensorboard"), "open"),
+    **dict.fromkeys(("explain", "debug"), "why"),
+    **dict.fromkeys(("edf", "environment", "environments"), "env"),
+    **dict.fromkeys(("validate", "lint"), "env check"),
+    **dict.fromkeys(("monitor", "follow"), "watch"),
+    **dict.fromkeys(("pull", "convert"), "import"),
+    "sites": "site",
+    "version": "--version",
+    "help": "--help",
+}
+
+
 def find_verb(words: Sequence[str]) -> int | None:
     """The index of the first word that is not an option (nor the value of --site), or None."""
     skip = False
@@ -193,7 +216,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace | None:
         )
     verb = words[at]
     if verb not in VERBS:
-        close = nearest(verb, VERBS, 0.6)
+        close = _OTHER_NAMES.get(verb) or nearest(verb, VERBS, 0.6)
         fix = f"did you mean `runner {close}`?" if close else "runner --help"
         raise RunnerError(
             f"there is no verb {verb!r}", f"the verbs are {', '.join(VERBS)}", fix, exit_code=2

@@ -159,6 +159,8 @@ def test_an_unknown_variant_lists_the_known_ones(project: Project) -> None:
         ('debian = "bookworm"', 'debain = "bookworm"', "whole.toml:13", "did you mean 'debian'?"),
         ('TORCH = "2.13.0+cpu"', "TORCH = 2", "whole.toml:17", "must be text"),
         ('summary = "a whole one"', 'summary = "a', "whole.toml:1", "is not valid TOML"),
+        ('summary = "a whole one"', 'flags = ["-fother"]', "whole.toml:1", "-f cannot be passed to the engine"),
+        ('summary = "a whole one"', 'flags = ["--platform=x"]', "whole.toml:1", "build RECIPE --platform OS/ARCH"),
     ],
 )  # fmt: skip
 def test_bad_input_is_named_by_line_and_key(project: Project, line: str, new: str, place: str, words: str) -> None:

@@ -178,9 +178,11 @@ def test_any_bytes_are_kept(tmp_path: Path) -> None:
 def test_a_script_without_sbatch_lines_gets_its_options_from_the_command_line(tmp_path: Path) -> None:
     found = plan(tmp_path, b"#!/bin/bash\necho x\n", launch(given=given(nodes=2, time_minutes="10")))
     assert (found.job.resources.nodes, found.job.resources.time_minutes) == (2, 10)
-    (tmp_path / "train.py").write_text("#!/usr/bin/env python3\n")
-    with pytest.raises(RunnerError, match=r"train\.py is not a batch script"):
-        plan(tmp_path, HEAD, launch(job="./train.py"))
+    for text in ("#!/usr/bin/env python3\n", "import torch\n"):
+        (tmp_path / "train.py").write_text(text)
+        with pytest.raises(RunnerError, match=r"train\.py is not a batch script") as caught:
+            plan(tmp_path, HEAD, launch(job="./train.py"))
+        assert "runner launch --script ./train.py" in caught.value.fix
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def image_maker(project: Project, environ: Mapping[str, str], report: Report) ->
                 f'write image = "${{RUNNER_IMAGES}}/RECIPE.sqsh" in {environment.path}',
             )
         name = image.stable.name.removesuffix(".sqsh")
-        recipe = with_flags(load_recipe(name, project), ())
+        recipe = load_recipe(name, project)
         platform = f"linux/{site.architecture}" if site.architecture else None
         report.say(f"building {name} (same as `runner build {name}`)")
         build(recipe, BuildOptions(platform=platform), environ, report)

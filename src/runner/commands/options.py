@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
@@ -62,16 +62,81 @@ class Parser(argparse.ArgumentParser):
 
     def _refuse(self, word: str, words: list[str]) -> NoReturn:
         if not word.startswith("-"):
-            self.error(f"unexpected argument {word!r}")
+            self._refuse_argument(word, words)
         after = words[words.index(word) + 1 :][:1] if word in words and "=" not in word else []
         whole = " ".join([word, *(value for value in after if not value.startswith("-"))])
         close = nearest(word.partition("=")[0], self._option_string_actions, 0.75)
         why = f"`{self.prog}` has no option {word.partition('=')[0]}"
-        fix = [f"did you mean {close}?"] if close else []
+        advice = f"did you mean {close}?" if close else ""
+        for program in ("sbatch", "srun"):
+            if f"--{program}" in self._option_string_actions:
+                own = any(each[-5:] != ".toml" and Path(each).is_file() for each in words)
+                advice = _instead(whole, program, self._option_string_actions, advice, own=own)
+                break
+        fix = [advice] if advice else []
         fix += [self.format_usage().strip(), f"{self.prog} --help"]
         raise RunnerError(
             f"{self._verb}: unknown option {whole!r}", why, "\n".join(fix), exit_code=2
         )
+
+    def _refuse_argument(self, word: str, words: list[str]) -> NoReturn:
+        """Refuse a word that the verb does not take: of a program, it belongs after `--`."""
+        from runner.machine import process
+
+        if not self.get_default("takes_words"):
+            self.error(f"unexpected argument {word!r}")
+        is_program = words[1:2] == [word] and process.which(words[0]) is not None
+        example = f"-- {words[0]} {word}" if is_program else f"… -- {word}"
+        raise RunnerError(
+            f"{self._verb}: unexpected argument {word!r}",
+            "a program and its arguments follow `--`",
+            f"{self.prog} {example}\n{self.format_usage().strip()}",
+            exit_code=2,
+        )
+
+
+# options of sbatch, pyxis, docker and podman that people try -> what has the same effect here
+_SAME = {
+    **dict.fromkeys(("gpus", "gres", "gpus-per-task"), "--gpus-per-node"),
+    "ntasks": "--tasks-per-node",
+    "job-name": "--name",
+    "dependency": "--after RUN",
+}
+_OF_EDF = {
+    **dict.fromkeys(("image", "container-image"), "image"),
+    **dict.fromkeys(("mount", "mounts", "volume", "bind", "container-mounts"), "mounts"),
+    **dict.fromkeys(("workdir", "container-workdir"), "workdir"),
+    **dict.fromkeys(("writable", "container-writable"), "writable"),
+}
+
+
+def _instead(given: str, program: str, known: Container[str], near: str, *, own: bool) -> str:
+    """What to write instead of an option that the verb does not have, for a verb that passes options on to `program`.
+
+    `near`: the advice for a misspelt option. `own`: the job is the user's own batch script, which takes all of them.
+    """
+    from runner.option_grammar import SHORT
+    from runner.runs.job import KEYS
+    from runner.runs.schedulers.directives import FLAGS
+    from runner.runs.schedulers.flags import REFUSED
+
+    word, _, value = given.replace("=", " ", 1).partition(" ")
+    name = word[2:] if word.startswith("--") else SHORT[program].get(word[1:2], "")
+    if not word.startswith("--"):
+        value = word[2:] or value
+    if name in _OF_EDF:
+        key = _OF_EDF[name]
+        return f"write `{key}` in the EDF of an environment, edf/NAME.toml, and give --env NAME"
+    same = {option: KEYS[setting].flag for setting, option in FLAGS.items()}
+    same |= {"time": "--time", **_SAME}
+    if (ours := same.get(name)) and ours.split()[0] in known:
+        return f"did you mean {ours}?"
+    if near or not name:
+        return near
+    if name in REFUSED[program] and not own:
+        why, fix = REFUSED[program][name]
+        return f"{fix}: {why}"
+    return f"for an option of {program}: --{program}=--{name}{f'={value}' if value else ''}"
 
 
 def add_verb(

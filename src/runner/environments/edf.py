@@ -162,6 +162,7 @@ def find_edf(name: str, project: Project, environ: Mapping[str, str]) -> Path:
         path = Path(name).expanduser()
         candidates = [path] if path.is_absolute() else [project.start / path]
         candidates += [candidate.with_name(f"{candidate.name}.toml") for candidate in candidates]
+        _refuse_image(name, candidates[0])
         for candidate in candidates:
             if candidate.is_file():
                 return candidate
@@ -179,6 +180,7 @@ def find_edf(name: str, project: Project, environ: Mapping[str, str]) -> Path:
             return path
     if name != stem and (project.start / name).is_file():
         return project.start / name  # Sarus Suite treats NAME.toml as a path
+    _refuse_image(name, project.start / name)
     names = sorted({path.stem for folder in folders for path in folder.glob("*.toml")})
     raise unknown(
         "environment",
@@ -186,6 +188,16 @@ def find_edf(name: str, project: Project, environ: Mapping[str, str]) -> Path:
         names,
         f"create edf/{stem}.toml, or give the path of an EDF: ./FILE.toml",
     )
+
+
+def _refuse_image(name: str, path: Path) -> None:
+    """Raise RunnerError where an image is named as an environment, as `enroot start` and pyxis accept it."""
+    if path.suffix in (".sqsh", ".squashfs", ".sif") and path.is_file():
+        raise RunnerError(
+            f"{name} is an image, not an environment",
+            "an environment is an EDF, a TOML file that names the image and its mounts",
+            f"""mkdir -p edf && echo 'image = "{path.resolve()}"' >edf/{path.stem}.toml; then give --env {path.stem}""",
+        )
 
 
 def layer_of(document: Document) -> Layer:

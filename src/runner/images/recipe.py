@@ -104,16 +104,21 @@ _NOT_FLAGS = {
 
 def with_flags(recipe: Recipe, own: tuple[str, ...]) -> Recipe:
     """The recipe with the user's flags for the engine after its own. Raises RunnerError for a flag that runner sets."""
-    flags = (*recipe.flags, *own)
-    for name in (word.partition("=")[0] for word in flags):
+    return replace(recipe, flags=(*recipe.flags, *_passed(own)))
+
+
+def _passed(flags: tuple[str, ...], place: str = "") -> tuple[str, ...]:
+    """The flags, none of which runner itself sets. `place`: where the user wrote them, for the message."""
+    for word in flags:
+        name = word.partition("=")[0] if word.startswith("--") else word[:2]
         if better := _NOT_FLAGS.get(name):
             raise RunnerError(
-                f"{name} cannot be passed to the engine",
+                f"{place}{name} cannot be passed to the engine",
                 "runner sets this flag itself",
                 better,
                 exit_code=2,
             )
-    return replace(recipe, flags=flags)
+    return flags
 
 
 def with_build_args(recipe: Recipe, own: Mapping[str, str]) -> Recipe:
@@ -155,7 +160,9 @@ def _bare_containerfile(name: str, project: Project) -> Recipe | None:
         path = (project.start / Path(name).expanduser()).resolve()
         if not path.is_file():
             raise RunnerError(
-                f"there is no recipe {name!r}", f"{path} does not exist", "check the path"
+                f"there is no recipe {name!r}",
+                f"{path} is a folder" if path.is_dir() else f"{path} does not exist",
+                _path_of(name, path) or "check the path",
             )
         return Recipe(image_name(_name_in(path)), path, path.parent, path, context=None)
     for root in project.roots:
@@ -165,8 +172,18 @@ def _bare_containerfile(name: str, project: Project) -> Recipe | None:
             path = root / f"Containerfile.{name}"
             return Recipe(image_name(name), path, root, path, context=None)
     if name.removesuffix(".toml") not in project.names("containers") and "/" not in name:
-        raise unknown("recipe", name, recipe_names(project), is_file=True)
+        error = unknown("recipe", name, recipe_names(project), is_file=True)
+        error.fix = _path_of(name, project.start / name) or error.fix
+        raise error
     return None
+
+
+def _path_of(name: str, path: Path) -> str:
+    """The advice for a file, or a folder as `docker build` takes it; empty if there is no such Containerfile."""
+    if path.is_file():
+        return f"runner build ./{name}"
+    found = [file for file in ("Containerfile", "Dockerfile") if (path / file).is_file()]
+    return f"runner build {name.rstrip('/')}/{found[0]}" if found else ""
 
 
 def _name_in(path: Path) -> str:
@@ -212,7 +229,7 @@ def _read(path: Path, base_tag: str | None) -> Recipe:
         torch=typed(document, ("torch",), str),
         platforms=strings(document, ("platforms",)),
         build_args=string_table(document, ("build_args",)),
-        flags=strings(document, ("flags",)),
+        flags=_passed(strings(document, ("flags",)), f"{document.place('flags')}: "),
         context=strings(document, ("context",)),
         variants=tuple(document.get("variants") or ()),
         summary=typed(document, ("summary",), str, ""),

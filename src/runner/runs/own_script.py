@@ -189,11 +189,13 @@ def plan_of(
 ) -> OwnScriptPlan:
     """The plan of a run of the user's own batch script."""
     if site.is_local:
-        what = f"cannot launch {value(job_file, 'batch')} on the site {site.name!r}"
+        word = value(job_file, "batch")
         raise RunnerError(
-            what,
+            f"cannot launch {word} on the site {site.name!r}",
             "a batch script needs Slurm",
-            "choose another --site, or run the script with bash, without runner",
+            f"to run it in an environment: runner launch --script {word}"
+            if word.endswith(".py")
+            else "choose another --site, or run the script with bash, without runner",
         )
     given = {**request.given, **command_line({"arguments": request.words})}
     chosen = {
@@ -268,6 +270,12 @@ def read(word: str, path: Path) -> str:
     except OSError as error:
         fix = "check the path, and the permissions of the file and its folders"
         raise RunnerError(f"cannot read {word}", error.strerror or str(error), fix) from error
+    text = data.decode(errors="surrogateescape")
+    if path.suffix == ".py" and not re.search("^#SBATCH", text, re.MULTILINE):
+        fix = f"add `#SBATCH` lines; or, to run it in an environment: runner launch --script {word}"
+        raise RunnerError(
+            f"{word} is not a batch script", "it is a Python script without #SBATCH lines", fix
+        )
     name = shlex.quote(word)
     program = name if "/" in word else f"./{name}"
     line = data.partition(b"\r\n")[0].count(b"\n") + 1
@@ -293,12 +301,6 @@ def read(word: str, path: Path) -> str:
     for is_so, why, fix in refusals:
         if is_so:
             raise RunnerError(f"sbatch would reject {word}", why, fix)
-    text = data.decode(errors="surrogateescape")
-    if path.suffix == ".py" and not re.search("^#SBATCH", text, re.MULTILINE):
-        fix = f"add `#SBATCH` lines; or, to run it in an environment: runner launch --script {word}"
-        raise RunnerError(
-            f"{word} is not a batch script", "it is a Python script without #SBATCH lines", fix
-        )
     return text
 
 

@@ -110,6 +110,12 @@ def find_stored(source: Source, access: Access, report: Report) -> tuple[Engine,
     return engine, _find_bare(source, engine, access, report)
 
 
+def _with_registry(name: str) -> str:
+    """`nvcr.io/nvidia/pytorch` as enroot writes it, with `#` behind the registry."""
+    registry, slash, rest = name.partition("/")
+    return f"{registry}#{rest}" if slash and {".", ":"} & {*registry} else name
+
+
 def _find_bare(source: Source, engine: Engine, access: Access, report: Report) -> Image:
     """The newest image of a recipe, or else any image with that name."""
     name, project, store = source.reference, access.project, open_store(engine, access.environ)
@@ -133,6 +139,6 @@ def _find_bare(source: Source, engine: Engine, access: Access, report: Report) -
             "recipe or image",
             name,
             recipe_names(project),
-            _FROM_REGISTRY,
+            f"to read it from its registry: docker://{_with_registry(name)}",
         )
     return image
