@@ -112,6 +112,7 @@ def test_an_unknown_option_is_named_whole_with_what_was_meant(argv: tuple[str, .
         (("launch", "--exclusive"), "--sbatch=--exclusive"),
         (("launch", "sft", "--array=1-3"), "runner launch --sweep NAME=VALUE,VALUE"),
         (("launch", "./job.sh", "--array=1-3"), "--sbatch=--array=1-3"),
+        (("launch", "x" * 300, "--qos=a"), "--sbatch=--qos=a"),
         (("launch", "--container-mounts=/a:/b"), "write `mounts` in the EDF"),
         (("shell", "--qos=normal"), "--srun=--qos=normal"),
         (("launch", "bash", "job.sh"), "runner launch -- bash job.sh"),

@@ -61,6 +61,8 @@ class Parser(argparse.ArgumentParser):
         return found, extras
 
     def _refuse(self, word: str, words: list[str]) -> NoReturn:
+        from runner.machine import files
+
         if not word.startswith("-"):
             self._refuse_argument(word, words)
         after = words[words.index(word) + 1 :][:1] if word in words and "=" not in word else []
@@ -70,7 +72,7 @@ class Parser(argparse.ArgumentParser):
         advice = f"did you mean {close}?" if close else ""
         for program in ("sbatch", "srun"):
             if f"--{program}" in self._option_string_actions:
-                own = any(each[-5:] != ".toml" and Path(each).is_file() for each in words)
+                own = any(not each.endswith(".toml") and files.is_file(each) for each in words)
                 advice = _instead(whole, program, self._option_string_actions, advice, own=own)
                 break
         fix = [advice] if advice else []
@@ -95,8 +97,8 @@ class Parser(argparse.ArgumentParser):
         )
 
 
-# options of sbatch, pyxis, docker and podman that people try -> what has the same effect here
-_SAME = {
+# options of sbatch, pyxis, docker and podman that people try -> what comes nearest here
+_OWN = {
     **dict.fromkeys(("gpus", "gres", "gpus-per-task"), "--gpus-per-node"),
     "ntasks": "--tasks-per-node",
     "job-name": "--name",
@@ -128,7 +130,7 @@ def _instead(given: str, program: str, known: Container[str], near: str, *, own:
         key = _OF_EDF[name]
         return f"write `{key}` in the EDF of an environment, edf/NAME.toml, and give --env NAME"
     same = {option: KEYS[setting].flag for setting, option in FLAGS.items()}
-    same |= {"time": "--time", **_SAME}
+    same |= {"time": "--time", **_OWN}
     if (ours := same.get(name)) and ours.split()[0] in known:
         return f"did you mean {ours}?"
     if near or not name:

@@ -8,6 +8,7 @@ from pathlib import Path
 from runner.commands.console import Console
 from runner.commands.options import runs_folder
 from runner.errors import RunnerError
+from runner.machine import files
 from runner.runs.run import find_run
 from runner.runs.why import explain
 from runner.runs.why.cause import all_causes
@@ -46,7 +47,7 @@ def _explain(word: str, folder: Path) -> Answer:
         run = find_run(word, folder)
     except RunnerError:
         log = Path(word).expanduser()
-        if log.is_file():
+        if files.is_file(log):
             return explain.explain_logs([log])
         raise
     return explain.explain_run(run)

@@ -192,7 +192,7 @@ def find_edf(name: str, project: Project, environ: Mapping[str, str]) -> Path:
 
 def _refuse_image(name: str, path: Path) -> None:
     """Raise RunnerError where an image is named as an environment, as `enroot start` and pyxis accept it."""
-    if path.suffix in (".sqsh", ".squashfs", ".sif") and path.is_file():
+    if path.suffix in (".sqsh", ".squashfs", ".sif") and files.is_file(path):
         raise RunnerError(
             f"{name} is an image, not an environment",
             "an environment is an EDF, a TOML file that names the image and its mounts",

@@ -315,7 +315,7 @@ def find_run(word: str, runs_folder: Path) -> Run:
         )
     if "/" in word:
         path = Path(word).expanduser().resolve()
-        if path.is_file():
+        if files.is_file(path):
             raise _no_run_but_a_file(word)
         return load(path)
     if (runs_folder / word / RECORD).is_file():
@@ -347,7 +347,7 @@ def _no_run_but_a_file(word: str) -> RunnerError:
 
 
 def _unknown_run(word: str, runs: tuple[Run, ...], runs_folder: Path) -> RunnerError:
-    if Path(word).expanduser().is_file():
+    if files.is_file(Path(word).expanduser()):
         return _no_run_but_a_file(word)
     if not runs:
         return RunnerError(
