@@ -138,6 +138,7 @@ def test_what_other_programs_call_it_is_answered_with_what_it_is_called_here(
 def test_nothing_is_suggested_that_is_far_off() -> None:
     assert "did you mean" not in runner("logs", "--zebra").stderr
     assert "did you mean" not in runner("status", "--ntasks").stderr
+    assert "use --nodes" not in runner("shell", "--nodes", "2").stderr  # shell has no such option
 
 
 def test_options_of_every_verb_may_stand_before_it() -> None:

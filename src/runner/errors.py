@@ -44,7 +44,7 @@ def unknown(
     `place` is the line of the file that contains the name. `is_file`: the user may give a path instead.
     """
     names = sorted(known)
-    of_part = [known for known in names if name in known.split("-")]  # `clariden` of alps-clariden
+    of_part = [each for each in names if name in each.split("-")]  # `clariden` of alps-clariden
     close = nearest(name, names, 0.6) or (of_part[0] if len(of_part) == 1 else None)
     advice = f"did you mean {close!r}?" if close else fix
     own = f", or the path of your own {kind}" if is_file else ""

@@ -141,7 +141,7 @@ LOGIC: Mapping[str, Logic] = {
     "requeued from outside": Logic(ARRAY, scontrol("requeue", "JOB"), 2, TASKS, more=("2 start 1",)),
     "pipe": Logic(PIPE, SOON, tasks=("_7",), more=("7 after the program", "7 start 1")),
     "hold": Logic(HOLD, scancel("--batch", "--signal=TERM"), more=("one held", "one start 1")),
-    "hold at the limit": Logic(HOLD, NOW, states=("COMPLETED", "TIMEOUT"), more=("one held",)),
+    "hold at the limit": Logic(HOLD, NOW, more=("one held", "one start 1")),
     "child and the next job": Logic(CHILD, SOON, more=("one child 5", "one the next job, 0")),
     "the next job": Logic(AFTER, SOON, states=("FAILED",), more=("one the next job, 0",)),
     "USR1 to the steps": Logic(STEPS.replace("SIGNAL", "USR1"), SOON, 2, more=("one steps 7", "one start 1")),

@@ -67,14 +67,14 @@ class Parser(argparse.ArgumentParser):
             self._refuse_argument(word, words)
         after = words[words.index(word) + 1 :][:1] if word in words and "=" not in word else []
         whole = " ".join([word, *(value for value in after if not value.startswith("-"))])
-        close = nearest(word.partition("=")[0], self._option_string_actions, 0.75)
+        known = self._option_string_actions
+        close = nearest(word.partition("=")[0], known, 0.75)
         why = f"`{self.prog}` has no option {word.partition('=')[0]}"
         advice = f"did you mean {close}?" if close else ""
-        for program in ("sbatch", "srun"):
-            if f"--{program}" in self._option_string_actions:
-                own = any(not each.endswith(".toml") and files.is_file(each) for each in words)
-                advice = _instead(whole, program, self._option_string_actions, advice, own=own)
-                break
+        program = next((each for each in ("sbatch", "srun") if f"--{each}" in known), None)
+        if program:
+            own = any(not each.endswith(".toml") and files.is_file(each) for each in words)
+            advice = _instead(whole, program, known, advice, own=own)
         fix = [advice] if advice else []
         fix += [self.format_usage().strip(), f"{self.prog} --help"]
         raise RunnerError(
@@ -137,7 +137,8 @@ def _instead(given: str, program: str, known: Container[str], near: str, *, own:
         return near
     if name in REFUSED[program] and not own:
         why, fix = REFUSED[program][name]
-        return f"{fix}: {why}"
+        # the advice for srun names options of launch, which is the verb that passes on to sbatch
+        return f"{fix}: {why}" if program == "sbatch" else ""
     return f"for an option of {program}: --{program}=--{name}{f'={value}' if value else ''}"
 
 

@@ -18,7 +18,7 @@ from runner.located_toml import (
     strings,
     typed,
 )
-from runner.machine import probe, process
+from runner.machine import files, probe, process
 from runner.project import Project
 
 _VARIANT_KEYS = ("base", "pins", "python", "torch", "build_args")
@@ -180,9 +180,9 @@ def _bare_containerfile(name: str, project: Project) -> Recipe | None:
 
 def _path_of(name: str, path: Path) -> str:
     """The advice for a file, or a folder as `docker build` takes it; empty if there is no such Containerfile."""
-    if path.is_file():
+    if files.is_file(path):
         return f"runner build ./{name}"
-    found = [file for file in ("Containerfile", "Dockerfile") if (path / file).is_file()]
+    found = [file for file in ("Containerfile", "Dockerfile") if files.is_file(path / file)]
     return f"runner build {name.rstrip('/')}/{found[0]}" if found else ""
 
 

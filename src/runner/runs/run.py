@@ -339,6 +339,7 @@ def find_run(word: str, runs_folder: Path) -> Run:
 
 
 def _no_run_but_a_file(word: str) -> RunnerError:
+    """The error for a log or another file where a run is expected."""
     return RunnerError(
         f"{word} is a file, not a run",
         "a run is named by its name, a job id, `last` or the path of its run folder",

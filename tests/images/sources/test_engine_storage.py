@@ -161,5 +161,5 @@ def test_a_machine_without_engines_tells_how_to_read_from_a_registry(
     with pytest.raises(RunnerError) as caught, open_source(Source("", "nvcr.io/nvidia/pytorch:24.06-py3"), environ):
         pass
     assert caught.value.fix.startswith(
-        "to read from a registry: docker://REGISTRY#IMAGE:TAG\nor use a machine that has"
+        "to read it from its registry: docker://nvcr.io#nvidia/pytorch:24.06-py3\nor use a machine that has"
     )

@@ -16,8 +16,6 @@ from runner.machine import probe
 from runner.machine.report import Report
 from runner.project import Project
 
-_FROM_REGISTRY = "to read from a registry: docker://REGISTRY#IMAGE:TAG"
-
 
 @dataclass(frozen=True)
 class Access:
@@ -100,7 +98,8 @@ def find_stored(source: Source, access: Access, report: Report) -> tuple[Engine,
     except RunnerError as error:
         if source.scheme or source.reference in recipe_names(access.project):
             raise
-        raise RunnerError(error.what, error.why, f"{_FROM_REGISTRY}\nor {error.fix}") from error
+        advice = f"{_from_registry(source.reference)}\nor {error.fix}"
+        raise RunnerError(error.what, error.why, advice) from error
     report.say(f"engine: {engine.name} ({engine.why})")
     for note in engine.notes:
         report.detail(note)
@@ -110,10 +109,11 @@ def find_stored(source: Source, access: Access, report: Report) -> tuple[Engine,
     return engine, _find_bare(source, engine, access, report)
 
 
-def _with_registry(name: str) -> str:
-    """`nvcr.io/nvidia/pytorch` as enroot writes it, with `#` behind the registry."""
+def _from_registry(name: str) -> str:
+    """The advice for a name without a scheme. enroot writes nvcr.io/nvidia/pytorch as docker://nvcr.io#nvidia/pytorch."""
     registry, slash, rest = name.partition("/")
-    return f"{registry}#{rest}" if slash and {".", ":"} & {*registry} else name
+    spelt = f"{registry}#{rest}" if slash and {".", ":"} & {*registry} else name
+    return f"to read it from its registry: docker://{spelt}"
 
 
 def _find_bare(source: Source, engine: Engine, access: Access, report: Report) -> Image:
@@ -139,6 +139,6 @@ def _find_bare(source: Source, engine: Engine, access: Access, report: Report) -
             "recipe or image",
             name,
             recipe_names(project),
-            f"to read it from its registry: docker://{_with_registry(name)}",
+            _from_registry(name),
         )
     return image
