@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ class Worker:
         self.found: dict[str, Any] = {}
         self.backend = "nccl" if device == "cuda" else "gloo"
         if device == "cuda" and not (torch.version.cuda or torch.version.hip):
-            self.tell(skipped="GPUs not measured, because torch in this image does not see a GPU")
+            self.tell(skipped="GPUs not measured, because torch in this image is built without CUDA and ROCm")
             raise SystemExit(0)
         if device == "cuda" and torch.cuda.device_count() <= rank:
             self.tell(busy=f"torch sees {torch.cuda.device_count()} GPUs")
@@ -142,8 +143,8 @@ class Worker:
         wanted = float(os.environ.get("RUNNER_EXPECT_ACROSS") or 0)
         pairs: dict[str, float] = {}
         if speed < wanted and self.nodes > 2:
-            for first in (0, 1):
-                pairs.update(self.with_neighbour(first, distributed))
+            for neighbours in rounds(self.nodes):
+                pairs.update(self.with_neighbour(neighbours, distributed))
         self.tell(across=speed, pairs=pairs)
         self.leave()
 
@@ -156,14 +157,13 @@ class Worker:
         distributed.all_reduce(number, op=distributed.ReduceOp.MIN)
         return float(number.item())
 
-    def with_neighbour(self, first: int, distributed: Any) -> dict[str, float]:
-        """Pair up the nodes, starting with node `first`, and return `A-B` -> GB/s for the pair of this node.
+    def with_neighbour(self, neighbours: Sequence[tuple[int, int]], distributed: Any) -> dict[str, float]:
+        """Measure all pairs at the same time, and return `A-B` -> GB/s for the pair of this node.
 
         Every process must create the group of every pair, because torch requires it.
         """
         speed: dict[str, float] = {}
-        nodes = [(first + number) % self.nodes for number in range(self.nodes)]
-        for one, other in zip(nodes[::2], nodes[1::2], strict=False):
+        for one, other in neighbours:
             ranks = [node * self.processes + rank for node in sorted((one, other)) for rank in range(self.processes)]
             group = distributed.new_group(ranks)
             if self.node in (one, other):
@@ -177,6 +177,15 @@ class Worker:
         """
         texts = [path.read_text(errors="replace") for path in self.folder.glob(f"nccl-{self.node}-{self.rank}.*")]
         return network_in("\n".join(texts))
+
+
+def rounds(nodes: int) -> list[list[tuple[int, int]]]:
+    """Return the pairs of neighbours on a ring of nodes, in rounds in which each node has at most one pair.
+
+    Over all rounds, each node is with both of its neighbours: a slow connection alone makes no node look slow.
+    """
+    ring = [[(first + number) % nodes for number in range(nodes)] for first in range(2 + nodes % 2)]
+    return [list(zip(each[::2], each[1::2], strict=False)) for each in ring]
 
 
 def network_in(log: str) -> str:
@@ -202,7 +211,7 @@ def main(argv: list[str]) -> int:
         if worker.nodes > 1:
             worker.across(port + 2)
     except Exception as error:
-        worker.tell(fault=f"{type(error).__name__}: {str(error).splitlines()[:1]}")
+        worker.tell(fault=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
         raise
     return 0
 

@@ -127,6 +127,16 @@ def test_a_node_that_is_slow_with_both_neighbours_is_to_blame(tmp_path: Path) ->
     assert judged(tmp_path, 1, fast_with_one, ACROSS="50").startswith("Unsure: ")
 
 
+@pytest.mark.parametrize("nodes", range(3, 10))
+def test_each_node_is_measured_with_both_of_its_neighbours(nodes: int) -> None:
+    pairs = [pair for each in worker.rounds(nodes) for pair in each]
+    ring = {frozenset((node, (node + 1) % nodes)) for node in range(nodes)}
+    assert {frozenset(pair) for pair in pairs} == ring
+    for each in worker.rounds(nodes):
+        busy = [node for pair in each for node in pair]
+        assert len(busy) == len({*busy}), "a node cannot be in two pairs at the same time"
+
+
 def test_a_node_that_did_not_get_as_far_is_named(tmp_path: Path) -> None:
     for node in (0, 1):
         (tmp_path / f"within-{node}").write_text("")
