@@ -301,7 +301,7 @@ class Case:
         tells = any("train" in text_of(each / "times-rank-0").split() for each in folders)
         ended = None if tells else self.moments("step_end").get(len(folders))
         moments = self.moments("started"), self.moments("detected")
-        from_log = any((each / "trainer").exists() for each in folders)
+        from_log = not (self.run / "metrics.jsonl").exists()  # the growth of a log is recorded once a second
         measured = account.costs(lines, allocations, *moments, self.causes(), ended, from_log=from_log)
         charged = account.charged([each.classes for each in found.attempts])
         return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import io
+import re
 import sys
 from bisect import bisect_left
 from collections import deque
@@ -144,9 +145,9 @@ def without_times(run: Run) -> tuple[int, ...]:
     )
 
 
-def read_times(path: Path) -> dict[str, list[tuple[int, int]]]:
+def read_times(path: Path) -> dict[str, list[tuple[int, float]]]:
     """Parse log-times: file -> (size, time)."""
-    found: dict[str, list[tuple[int, int]]] = {}
+    found: dict[str, list[tuple[int, float]]] = {}
     for second, size, name in samples(files.text_of(path)):
         grown = found.setdefault(name, [])
         if not grown or grown[-1][0] < size:
@@ -154,13 +155,16 @@ def read_times(path: Path) -> dict[str, list[tuple[int, int]]]:
     return found
 
 
-def samples(text: str) -> Iterator[tuple[int, int, str]]:
+_TIME = re.compile(r"[0-9]+([.][0-9]+)?")  # whole seconds where bash is older than 5
+
+
+def samples(text: str) -> Iterator[tuple[float, int, str]]:
     """(Unix time, size in bytes, file) of each line of log-times. Incomplete lines are skipped."""
     for line in text.splitlines():
         second, _, rest = line.partition(" ")
         size, _, name = rest.partition(" ")
-        if second.isdecimal() and size.isdecimal() and name:
-            yield int(second), int(size), name
+        if _TIME.fullmatch(second) and size.isdecimal() and name:
+            yield float(second), int(size), name
 
 
 def labelled(label: str, data: bytes) -> bytes:
@@ -173,8 +177,8 @@ def labelled(label: str, data: bytes) -> bytes:
 
 
 def _timed(
-    stream: Log, samples: Sequence[tuple[int, int]]
-) -> Iterator[tuple[int, tuple[int, int, str], Log, bytes]]:
+    stream: Log, samples: Sequence[tuple[int, float]]
+) -> Iterator[tuple[float, tuple[int, int, str], Log, bytes]]:
     """(second, order, stream, complete lines): the second in which the ends of the lines were first recorded."""
     sizes = [size for size, _ in samples]
     for at, data in _lines(stream, sizes):

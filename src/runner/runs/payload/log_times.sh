@@ -9,11 +9,12 @@ log_times() {
     while kill -0 $$ 2>/dev/null; do
         first_step
         files=("$attempt"/rank-*.log "$attempt"/*-node-*.log "$attempt"/node-*/*/attempt_*/*/std*.log)
-        printf -v now '%(%s)T' -1
+        now=${EPOCHREALTIME:-} # bash 5; its decimal point depends on the locale
+        [ -n "$now" ] || printf -v now '%(%s)T' -1
         while read -r bytes name; do
             [ "${known[$name]:-0}" != "$bytes" ] || continue
             known[$name]=$bytes lines=$((lines + 1))
-            printf '%s %s %s\n' "$now" "$bytes" "$name"
+            printf '%s %s %s\n' "${now/,/.}" "$bytes" "$name"
         done < <(stat -L -c '%s %n' job.log job.err "${files[@]}" 2>/dev/null) >>"$attempt/log-times"
         # A run of weeks must not write a line per second: the pause grows with the file, to a minute. With many logs, it is
         # longer, too: at most 64 files per second are looked at.
