@@ -72,7 +72,7 @@ def main(argv: Sequence[str], job: Job) -> int:
     elif training_args.do_eval and job.processes.first:
         print(
             "the model was not evaluated, because its training was already complete; "
-            f"to evaluate it: --do_eval --model_name_or_path {final}",
+            f"to evaluate it, with the same data: --do_eval --model_name_or_path {final}, without --do_train",
             flush=True,
         )
     return job.finish(trainer, final, results)

@@ -40,13 +40,17 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         help="folder of a run, a checkpoint or a model; default: $RUNNER_AFTER, or $RUNNER_RUN",
     )
-    parser.add_argument("--output", type=Path, help="default: model-STEP in the run's folder, or beside the checkpoint")
+    parser.add_argument(
+        "--output", type=Path, help="default: model-STEP in the run's folder, or NAME-model beside the checkpoint"
+    )
     parser.add_argument(
         "--dtype", choices=DTYPES, help="type of the weights; default: the dtype in the checkpoint's config.json"
     )
     parser.add_argument("--max_shard_size", default="5GB", help="largest size of a weight file")
-    parser.add_argument("--config", help="folder or name of a model with a config.json, if the checkpoint has none")
-    parser.add_argument("--tokenizer", help="folder or name of the tokenizer, if the checkpoint has none")
+    parser.add_argument(
+        "--config", help="folder or name of a model whose config.json is used; default: the checkpoint's"
+    )
+    parser.add_argument("--tokenizer", help="folder or name of the tokenizer; default: the checkpoint's")
     parser.add_argument(
         "--check", choices=("logits", "none"), default="logits",
         help="logits: compare the logits of the new model and the checkpoint, which needs memory for a model in fp32",

@@ -62,8 +62,10 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model_name", help="model that has the tokenizer (and config.json, if the checkpoint has none), such as gpt2"
     )
-    parser.add_argument("--config", help="folder or name of a model with a config.json, if the checkpoint has none")
-    parser.add_argument("--tokenizer", help="folder or name of the tokenizer, if the checkpoint has none")
+    parser.add_argument(
+        "--config", help="folder or name of a model whose config.json is used; default: the checkpoint's"
+    )
+    parser.add_argument("--tokenizer", help="folder or name of the tokenizer; default: the checkpoint's")
     parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the model")
     parser.set_defaults(default_prompt=PROMPT)
     return parser

@@ -39,8 +39,12 @@ def main(argv: Sequence[str]) -> int:
     home = Path(os.environ.get("MEGATRON_HOME") or "/opt/megatron")
     program = home / words[0]
     if not program.is_file():
-        print(f"megatron_pretrain.py: there is no {program}\n  because: this image has no Megatron-LM, or an unknown "
-              f"version\n  try:     --env ngc-megatron, or MEGATRON_HOME=FOLDER", file=sys.stderr)  # fmt: skip
+        print(
+            f"megatron_pretrain.py: there is no {program}\n"
+            "  because: the name is wrong, or this image has no Megatron-LM, or an unknown version\n"
+            "  try:     --env ngc-megatron, or MEGATRON_HOME=FOLDER",
+            file=sys.stderr,
+        )
         return 1
     sys.argv = [str(program), *arguments(words[1:])]
     sys.path[:1] = [str(program.parent), str(home)]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -270,6 +271,8 @@ def hub_errors(wanted: Wanted) -> Iterator[None]:
         endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
         endpoint = wanted.name if wanted.kind == "file" else endpoint
         fix = f"check that {endpoint} can be reached (proxies, HF_ENDPOINT), and try again: downloaded files are kept"
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            fix = "free some space, and try again: downloaded files are kept"
         raise JobError(what, first, fix) from error
 
 

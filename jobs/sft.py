@@ -75,7 +75,7 @@ class SftArguments(JobArguments):
         default="auto",
         metadata={
             "help": "plain: the loss of transformers; trl: the loss of TRL, with entropy and accuracy of each batch; "
-            "auto: plain on a CPU, where the loss of TRL is slow, and otherwise trl.",
+            "auto: plain on a CPU if it is the same loss, because that of TRL is slow there, and otherwise trl.",
             "choices": ["auto", "plain", "trl"],
         },
     )

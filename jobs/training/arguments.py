@@ -179,8 +179,8 @@ def plan_batch(settings: Settings, job: Job, length: int | None) -> Batch:
     batch = plan(micro, accumulation, world_size, length, wanted, nearest=resized)
     if wanted not in (None, batch.sequences) and job.processes.first:
         print(
-            f"warning: a step has {batch.sequences} sequences, because {world_size} processes cannot"
-            f" split --global_batch_size {wanted} evenly",
+            f"warning: a step has {batch.sequences} sequences, because --global_batch_size {wanted} is not a multiple"
+            f" of {micro} per process x {world_size} processes",
             flush=True,
         )
     if wanted is not None:

@@ -48,6 +48,6 @@ def plan(
             f"a global batch of {global_batch} sequences cannot be split evenly",
             f"{micro} per process x {world_size} processes = {per_pass} per pass,"
             f" and {global_batch} is not a multiple of {per_pass}",
-            f"--global_batch_size {' or '.join(map(str, near))}, or another --per_device_train_batch_size",
+            f"--global_batch_size {' or '.join(map(str, near))}, or another micro batch size or number of processes",
         )
     return Batch(micro, max(1, round(global_batch / per_pass)), world_size, length)

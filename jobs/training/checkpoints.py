@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -266,7 +267,8 @@ def _not_written(path: Path, step: int, error: Exception) -> JobError:
     """Return the error for the user. torch reports a full disk as "failed writing file", so the disk is asked."""
     free = shutil.disk_usage(path.parent).free
     cause = _disk_fault(path)
-    fix = "free some space, or set a lower --save_total_limit" if cause else "fix this error"
+    is_full = cause in (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+    fix = "free some space, or set a lower --save_total_limit" if is_full else "fix this error"
     return JobError(
         f"the checkpoint of step {step} could not be written to {path.parent}",
         f"{cause} ({free / 1e6:.0f} MB free)" if cause else " ".join(str(error).split()) or type(error).__name__,

@@ -39,7 +39,9 @@ class ModelArguments:
     config_name: str | None = described("For training from scratch: the name or folder of a configuration.")
     tokenizer_name: str | None = described("A name or folder; default: the model's own.")
     cache_dir: str | None = described("Where downloads are kept; default: HF_HOME.")
-    use_fast_tokenizer: bool = described("Use the tokenizer written in Rust.", True)
+    use_fast_tokenizer: bool = described(
+        "Use the tokenizer written in Rust. No effect with transformers 5, which has no other.", True
+    )
     model_revision: str = described("Branch, tag or commit of the model.", "main")
     token: str | None = described("Access token for the hub; default: HF_TOKEN, or the token of `hf auth login`.")
     trust_remote_code: bool = described("Run the model's own Python code.", False)
@@ -215,14 +217,16 @@ def _refuse_contradictions(settings: Settings) -> None:
     for key, low, high in (
         ("validation_split_percentage", 0.01, 99.99),
         ("data_percentage", 0.01, 100),
-        ("block_size", 2, 1 << 30),
+        ("block_size", 2, None),
         ("max_train_samples", 1, None),
         ("max_eval_samples", 1, None),
         ("preprocessing_num_workers", 0, None),
     ):
         if settings[key] is not None and (settings[key] < low or (high and settings[key] > high)):
             limits = f"it must be from {low:g} to {high:g}" if high else f"it must be {low} or more"
-            raise JobError(f"--{key} cannot be {settings[key]:g}", limits, f"--{key} 10")
+            raise JobError(
+                f"--{key} cannot be {settings[key]:g}", limits, f"--{key} {1024 if key == 'block_size' else 10}"
+            )
 
 
 def _check_file(name: str) -> None:

@@ -46,7 +46,7 @@ def load(name: str, config: str | None, split: str, streaming: bool = False) -> 
         raise JobError(
             f"the dataset {name!r} has no split {split!r}{near_miss(split, found)}",
             f"its splits are {', '.join(found)}",
-            "choose a split: --dataset_train_split NAME, or --dataset_test_split NAME",
+            "choose a split: --dataset_train_split NAME or --dataset_test_split NAME, or set --eval_strategy no",
         )
     return found[split]
 
@@ -131,7 +131,7 @@ def not_loaded(name: str, error: Exception) -> JobError:
     elif path.suffix.lower() in READERS or name.startswith((".", "/")):
         fix = f"give the path inside the container, and mount the folder of {name!r}"
     elif is_offline():
-        fix = "HF_HUB_OFFLINE=1 is set: run `runner prefetch` first, or give the path of a folder inside the container"
+        fix = "fix the problem named above; if it was not found: run `runner prefetch JOB` (HF_HUB_OFFLINE=1 is set)"
     else:
-        fix = "correct what the message names; if it was not found: check its name, or give a path in the container"
+        fix = "fix the problem named above; if it was not found, check its name, or give a path inside the container"
     return JobError(f"cannot load the dataset {name!r}", lines[0] if lines else type(cause).__name__, fix)

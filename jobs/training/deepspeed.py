@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -249,9 +250,9 @@ def batch_conflict(path: Path, config: Mapping[str, Any], expected: Mapping[str,
         written = config.get(key, "auto")
         if written != "auto" and written != value:
             raise JobError(
-                f"{path} sets {key} = {written}, but the command line sets it to {value}",
+                f"{path} sets {key} = {written}, but the settings and the number of processes result in {value}",
                 "DeepSpeed stops if the two values differ",
-                f'write "auto" for {key} in the file, or give arguments that result in {written}',
+                f'write "auto" for {key} in the file, or change the settings or the number of processes',
             )
 
 
@@ -287,5 +288,5 @@ def _refuse_another(path: Path, key: str, value: Any, argument: str, given: Any)
         raise JobError(
             f"{path} sets {key} = {json.dumps(value)}, but {argument} is {given}",
             "the trainer stops if the two values differ",
-            f'write "auto" for {key} in the file, or give {argument} {json.dumps(value)}',
+            f'write "auto" for {re.sub(r"[.][0-9]+$", "", key)} in the file, or give {argument} {json.dumps(value)}',
         )

@@ -152,7 +152,7 @@ def _of_object(line: str, place: str) -> Prompt:
         return Prompt(found[-1]["content"], tuple(found))
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise JobError(
-            f"{place} has neither `prompt` nor `messages`",
+            f"{place} is not a prompt",
             f"{type(error).__name__}: {error}",
             'write {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}',
         ) from error

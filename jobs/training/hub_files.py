@@ -64,5 +64,5 @@ def local(word: str | None) -> str | None:
     for home in filter(None, homes):
         for path in (Path(home) / "hub" / "files" / "snapshots" / checksum.lower()).glob("[!.]*"):
             return str(path)
-    raise JobError(f"{url} is not in the cache", "a job does not download files", "run with the same arguments: runner"
-                   " prefetch JOB")  # fmt: skip
+    raise JobError(f"{url} is not in the cache", "a job does not download files", "run `runner prefetch JOB` with the"
+                   " same arguments")  # fmt: skip

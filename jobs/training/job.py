@@ -291,7 +291,8 @@ def _push(config: Any, final: Path) -> str | None:
         return hub.push(final, repository, private=private, branch=None, message=final.name)
     except JobError as error:
         print(f"the model was not pushed to {repository}: {error.what}, because {error.why}")
-        print(f"to push it later: python jobs/push.py {final} --repo {repository}{' --private' if private else ''}")
+        program = Path(sys.argv[0]).with_name("push.py")
+        print(f"to push it later: python {program} {final} --repo {repository}{' --private' if private else ''}")
         return None
 
 

@@ -98,7 +98,7 @@ def missing_or_cut(path: Path) -> str | None:
     try:
         expected: dict[str, int] = read(path)["files"]
     except FileNotFoundError:
-        return f"{MARKER} is missing, so the checkpoint is incomplete"
+        return f"{MARKER} is missing: the checkpoint is incomplete, or another program wrote it"
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"cannot read {MARKER} ({error})"
     for name, size_bytes in expected.items():

@@ -99,7 +99,7 @@ def _find(settings: Settings, run: RunFolder, peers: Processes, each: int, lengt
         )
     if peers.first:
         files.write_json(kept, {"micro_batch": found, "for": question})
-        why = "one pass takes all sequences of a step" if found == each else "the next size needs too much memory"
+        why = "one pass takes all sequences of a step" if found == each else "a larger size needs too much memory"
         print(f"micro batch: {found}; {why} ({time.monotonic() - started:.0f} s)", flush=True)
     return found
 

@@ -56,7 +56,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str, template: str
         raise JobError(
             f"the tokenizer of {name!r} has neither a padding nor an end token",
             "batches need a padding token, and answers need an end token",
-            "give --eos_token TOKEN with a token from the tokenizer's vocabulary",
+            "add an eos_token to the model's tokenizer_config.json",
         )
 
 
@@ -118,7 +118,7 @@ def not_loaded(part: str, name: str, error: Exception) -> JobError:
     return JobError(
         f"cannot load the {part} of {name!r}",
         lines[0] if lines else type(error).__name__,
-        "HF_HUB_OFFLINE=1 is set: run `runner prefetch` first, or give the path of a folder inside the container"
+        "fix the problem named above; if it was not found: runner prefetch JOB (HF_HUB_OFFLINE is set), or give a path"
         if is_offline() and not name.startswith((".", "/"))
-        else "correct what the message names; if it was not found: check its name, or give a path in the container",
+        else f"fix the problem named above; if the {part} was not found, check its name, or give another path",
     )

@@ -76,9 +76,9 @@ def _first_whole(
             fault = f"{checkpoint.path}: {damage}"
         if named:
             raise JobError(
-                f"the checkpoint {named!r} is incomplete",
+                f"cannot resume from {named!r}",
                 fault,
-                "use an older checkpoint, or restore the file from a copy",
+                "name a complete checkpoint of these scripts; for the weights of another: --model_name_or_path FOLDER",
             )
         if processes.first:
             print(f"skipped {fault}", flush=True)
@@ -116,7 +116,7 @@ def _candidates(folder: Path, named: bool, wanted: str | None, automatic: bool) 
     if named:
         path = Path(wanted or "")
         if not path.is_dir():
-            fix = f"pass an existing folder; without --resume_from_checkpoint, {folder} is searched"
+            fix = f"pass an existing folder; for the newest checkpoint in {folder}: --resume_from_checkpoint true"
             raise JobError(f"there is no checkpoint {wanted!r}", "no folder has that name", fix)
         return [_checked(path)]
     word = (wanted or "").lower()
@@ -228,8 +228,8 @@ def copy_model(checkpoint: Path, path: Path) -> None:
     if not shards and not any(checkpoint.glob("*.safetensors")):
         raise JobError(
             f"{checkpoint} has no model to copy to the final model's folder",
-            "it contains neither weights nor shards",
-            "remove this checkpoint, so that the run resumes from an older one",
+            "it contains neither *.safetensors nor shards",
+            "keep it if it has pytorch_model*.bin; if not, remove it, so that the run resumes from an older one",
         )
     path.mkdir()
     for folder in shards:

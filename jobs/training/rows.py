@@ -73,7 +73,7 @@ def check(rows: Any, name: str, config: Any, count: int | None = CHECKED) -> str
             wrong = _fault(row[column], column, row) or _other_format(row[column], formats, column)
             if wrong:
                 raise JobError(
-                    f"row {number} of {name!r} does not match the other rows: column {column!r} {wrong}",
+                    f"row {number} of {name!r} cannot be used: column {column!r} {wrong}",
                     f"its value is {row[column]!r:.100}",
                     'use one format: lists of {"role": "user"|"assistant"|"system", "content": TEXT}, or text',
                 )
@@ -104,7 +104,9 @@ def explained(rows: Any, name: str, config: Any) -> Iterator[None]:
             if isinstance(error, TemplateError)
             else "TRL rejects these arguments with this data and model",
             " ".join(str(error).split()) or type(error).__name__,
-            "change the argument named above, or the rows that the template rejects",
+            "change the rows or the chat template"
+            if isinstance(error, TemplateError)
+            else "change the argument named above",
         ) from error
 
 
@@ -129,8 +131,8 @@ def check_prepared(trainer: Any, name: str, count: int | None, tokenized: bool =
     if len(rows) == 0 or not _learns(trainer.data_collator, rows):
         raise JobError(
             f"no row of {name!r} has any tokens to learn from",
-            f"--max_length {length} cuts off every answer, or all answers are empty",
-            "use a larger --max_length, or --truncation_mode keep_end",
+            "all answers are empty" + (f", or --max_length {length} cuts off every answer" if length else ""),
+            "use a larger --max_length, or check the rows",
         )
     lengths = _lengths(rows)
     positions = getattr(config, "max_position_embeddings", None)
@@ -158,7 +160,7 @@ def _refuse_beyond(vocabulary: int, tokens: int, largest: int) -> None:
         raise JobError(
             f"the rows have the token {largest}, but the model's vocabulary has {vocabulary} tokens",
             f"the tokenizer has {tokens}; perhaps it, or that of the rows, belongs to another model",
-            "use the model's own tokenizer; to add the tokens to the model: --chat_template_path MODEL",
+            "tokenize the rows with the model's tokenizer; to add the tokens to the model: --chat_template_path MODEL",
         )
 
 

@@ -163,7 +163,10 @@ def take_lock(run: RunFolder) -> None:
         other = json.loads(run.lock.read_text(encoding="utf-8"))
         pid = int(other["pid"])
         if other["host"] != host:
-            print(f"note: process {pid} on {other['host']} did not end cleanly; if it still runs, stop it", flush=True)
+            print(
+                f"note: process {pid} on {other['host']} has left its lock: if it still trains in this folder, stop it",
+                flush=True,
+            )
         elif pid != os.getpid() and other["started"] == _start_time(pid):
             raise JobError(
                 f"process {pid} on {host} is training in {run.path}",

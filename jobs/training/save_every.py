@@ -100,7 +100,8 @@ class SaveEvery(TrainerCallback):
             return
         self.shown = self.interval
         waited = statistics.median(waited for waited, _ in self.saves[-NEWEST:])
-        why = f"a save takes {waited:.2g} s, and a failure is expected every {self.hours:.3g} h {self.why}".rstrip()
+        rare = f"a failure is expected every {self.hours:.3g} h {self.why}".rstrip()
+        why = f"the training waits {waited:.2g} s for a save, and {rare}"
         least = "; at least once an hour" if self.interval == MOST_SECONDS else ""
         print(f"saving every {self.interval:.0f} s: {why}{least}", flush=True)
 

@@ -52,7 +52,9 @@ def find(
         raise JobError(
             "--do_eval needs validation data, and the stream has no split 'validation'",
             "the length of a stream is unknown, so no part of it can be held out",
-            "add --validation_file FILE, or remove --streaming",
+            "remove --streaming or --do_eval"
+            if data.dataset_name
+            else "add --validation_file FILE, or remove --streaming",
         )
     return train, held_out
 

@@ -65,7 +65,7 @@ def _needs_conversion(checkpoint: Checkpoint, stage: int | None, world_size: int
     raise JobError(
         f"{checkpoint.path} was written {there}, but this run trains {here}",
         "the format of the optimizer's state is different; only ZeRO-1 and ZeRO-2 can read each other's format",
-        "use the settings of the checkpoint, or load only its weights:"
+        "use the settings of the checkpoint, or load only its weights: convert it (jobs/convert.py), then"
         " --resume_from_checkpoint false --model_name_or_path FOLDER",
     )
 
@@ -107,9 +107,9 @@ def _convert(checkpoint: Path, tag: str, folder: Path) -> None:
         if done.returncode != 0:
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
             raise JobError(
-                f"{checkpoint} could not be converted for this number of processes",
+                f"{checkpoint} could not be converted to DeepSpeed's universal format",
                 next((line.strip() for line in reversed(lines) if line.strip()), "the converter printed nothing"),
-                "start as many processes as wrote the checkpoint, or free some space:"
+                "start as many processes, with the same ZeRO stage, as wrote the checkpoint, or free some space:"
                 " the universal format takes 12 bytes per weight",
             )
         found = marker.digests(made, files.sizes(made), sync=True)
@@ -169,6 +169,6 @@ def _print_differences(checkpoint: Checkpoint, config: Any, processes: Processes
         print(
             f"{checkpoint.path.name} was written by {checkpoint.world_size} processes, but this run has "
             f"{processes.world_size}: data, learning rate and optimizer continue, but random states (dropout) "
-            "start from the seed",
+            "are not those of an uninterrupted run",
             flush=True,
         )

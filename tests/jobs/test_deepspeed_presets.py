@@ -109,7 +109,9 @@ def test_a_broken_configuration_is_refused(tmp_path: Path, text: str, expected: 
 
 def test_a_number_that_the_command_line_makes_another_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ds.json"
-    with pytest.raises(JobError, match="sets train_batch_size = 64, but the command line sets it to 8"):
+    with pytest.raises(
+        JobError, match="sets train_batch_size = 64, but the settings and the number of processes result in 8"
+    ):
         deepspeed_config.batch_conflict(path, {"train_batch_size": 64}, {"train_batch_size": 8})
     deepspeed_config.batch_conflict(path, {"train_batch_size": "auto"}, {"train_batch_size": 8})
 

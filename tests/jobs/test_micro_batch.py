@@ -258,7 +258,7 @@ def test_under_a_limit_auto_finds_what_trying_all_finds_and_trains_the_same(laun
     limit = peak + 2 * SEQUENCE_BYTES
     found, _ = start_alone(launcher, tmp_path / "found", limit, "--micro_batch=auto")
     assert found.code == 0, found.output
-    assert "micro batch: 4; the next size needs too much memory" in found.output
+    assert "micro batch: 4; a larger size needs too much memory" in found.output
     assert "batch: 4 per process x 2 accumulation x 1 processes = 8 sequences per step" in found.output
     assert found.losses == given.losses
     assert not list((found.run / "attempts" / "1" / "probe").rglob("*.safetensors"))

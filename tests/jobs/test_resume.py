@@ -69,7 +69,10 @@ def test_the_newest_is_that_of_the_highest_step(folder: Path, capsys: pytest.Cap
         ),
         (lambda path: (path / "global_step10" / "rank_0.pt").unlink(), "rank_0.pt is missing"),
         (lambda path: (path / "global_step10" / "rank_0.pt").write_bytes(b"x" * 99 + b"y"), "has changed"),
-        (lambda path: (path / marker.MARKER).unlink(), "is missing, so the checkpoint is incomplete"),
+        (
+            lambda path: (path / marker.MARKER).unlink(),
+            "is missing: the checkpoint is incomplete, or another program wrote it",
+        ),
         (lambda path: (path / marker.MARKER).write_text('{"files": '), "cannot read"),
         (lambda path: (path / marker.MARKER).write_text("[]"), "cannot read"),
     ],

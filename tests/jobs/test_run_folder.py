@@ -128,7 +128,7 @@ def test_a_lock_of_another_host_or_of_a_number_used_again_refuses_nothing(
     lock = {"host": "elsewhere", "pid": 7, "started": "1"}
     a_run(tmp_path).lock.write_text(json.dumps(lock))
     run_folder.take_lock(a_run(tmp_path))
-    assert "note: process 7 on elsewhere did not end cleanly" in capsys.readouterr().out
+    assert "note: process 7 on elsewhere has left its lock" in capsys.readouterr().out
     for content in (json.dumps({"host": socket.gethostname(), "pid": os.getppid(), "started": "1"}), "", "[]"):
         a_run(tmp_path).lock.write_text(content)
         run_folder.take_lock(a_run(tmp_path))

@@ -129,7 +129,9 @@ def test_the_next_attempt_knows_how_long_a_save_takes(tmp_path: Path, capsys: py
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in entries) + '{"step": 7, "ch')
     every = save_every.SaveEvery(folder(tmp_path), ALONE, None, 11.25, "(measured)")
     every.on_train_begin()
-    said = "saving every 411 s: a save takes 2.1 s, and a failure is expected every 11.2 h (measured)\n"
+    said = (
+        "saving every 411 s: the training waits 2.1 s for a save, and a failure is expected every 11.2 h (measured)\n"
+    )
     assert capsys.readouterr().out == said
     every.saved(2.1, 9.5)
     assert capsys.readouterr().out == "", "the interval is the same"
@@ -155,7 +157,9 @@ def test_two_processes_save_the_same_steps_and_keep_the_newest_two(launcher: Lau
     auto = {"RUNNER_SAVE_EVERY": "auto", "RUNNER_FAILURE_HOURS": "0.01 (a test)"}
     second = Start(tmp_path, (*train, "--max_steps=7"), 2, launcher.cache, attempt=2, variables=auto)
     second.finish()
-    said = r"saving every \d+ s: a save takes [\d.]+ s, and a failure is expected every 0.01 h \(a test\)"
+    said = (
+        r"saving every \d+ s: the training waits [\d.]+ s for a save, and a failure is expected every 0.01 h \(a test\)"
+    )
     assert re.search(said, second.output)
     assert saved(tmp_path) == [1, 2, 3, 4, 5, 7]
 

@@ -47,7 +47,11 @@ def compare(reference: Any, new: Any, tolerance: float, dtype: str) -> str:
     if math.isnan(relative) or relative > tolerance:
         raise JobError(
             f"the converted model gives different results from the checkpoint: {text}",
-            f"the checkpoint has values that {dtype} cannot represent, or a weight is wrong",
-            "to find out which, convert with --dtype float32; to accept the difference: --tolerance SHARE",
+            "the logits are not numbers: the training may have diverged"
+            if math.isnan(relative)
+            else f"the checkpoint has values that {dtype} cannot represent, or a weight is wrong",
+            "use an older checkpoint; to convert it without the check: --check none"
+            if math.isnan(relative)
+            else "to find out which, convert with --dtype float32; to accept the difference: --tolerance SHARE",
         )
     return text

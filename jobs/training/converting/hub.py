@@ -44,7 +44,7 @@ def push(folder: Path, repository: str, *, private: bool, branch: str | None, me
         raise JobError(
             "cannot connect to the hub",
             why,
-            "run `push` on a login node without HF_HUB_OFFLINE: env -u HF_HUB_OFFLINE …",
+            "on a login node: env -u HF_HUB_OFFLINE python jobs/push.py FOLDER --repo OWNER/NAME",
         )
     if not get_token():
         why = "HF_TOKEN is not set, and `hf auth login` has not been run here"

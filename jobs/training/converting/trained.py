@@ -107,7 +107,7 @@ def _of_run(checkpoints: Path, shards_first: bool) -> tuple[Path, tuple[str, ...
     raise JobError(
         f"{str(checkpoints)!r} has neither a final model nor a complete checkpoint",
         "; ".join(skipped) or "the run has not saved a checkpoint yet",
-        "wait for the run's first checkpoint, or pass another run",
+        "pass another run" if skipped else "wait for the run's first checkpoint, or pass another run",
     )
 
 

@@ -156,7 +156,7 @@ def refuse_own_rules(tokenizer: Any, state: TokenizerState) -> None:
         raise JobError(
             "this tokenizer cannot tokenize the text in advance",
             why,
-            "for clm, use --streaming, which works with this tokenizer",
+            "use another tokenizer; for clm, --streaming works with this one",
         )
 
 

@@ -61,7 +61,10 @@ def kind_of(path: Path) -> str:
             head = file.read(4096)
     except DAMAGED as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise JobError(f"cannot read {str(path)!r}", why, "give the path of the file inside the container") from error
+        fix = "check that the file is complete, that you may read it, and how it was compressed"
+        if isinstance(error, FileNotFoundError):
+            fix = "give the path of the file inside the container"
+        raise JobError(f"cannot read {str(path)!r}", why, fix) from error
     if not head:
         raise JobError(f"the file {str(path)!r} is empty", "it has 0 bytes", "check how the file was written")
     kind = "array" if suffix == ".json" and head.lstrip().startswith(b"[") else KINDS[suffix]
@@ -354,10 +357,10 @@ def _no_text(piece: Piece, value: Any, columns: Sequence[str] = (), place: str =
         return JobError(
             f"{place}{piece.path} has no column {piece.column!r}{near_miss(piece.column, columns)}",
             f"it has {', '.join(map(repr, columns))}",
-            "choose the column with the text: --text_column COLUMN (megatron-data: --json-keys COLUMN)",
+            "fix that line, or choose the column with the text: --text_column (megatron-data: --json-keys)",
         )
     return JobError(
         f"{place}{piece.path}: column {piece.column!r} is not text",
         f"it has the value {value!r:.60}",
-        "choose a column with text in each row: --text_column COLUMN (megatron-data: --json-keys COLUMN)",
+        "fix that row, or choose a column with text in each row: --text_column (megatron-data: --json-keys)",
     )

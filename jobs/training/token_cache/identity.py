@@ -49,13 +49,13 @@ def state_of(tokenizer: Any, end_of_document: bool) -> TokenizerState:
     end = tokenizer.eos_token_id if end_of_document else None
     if end_of_document and end is None:
         why = "--append_eos puts an end token after each document"
-        raise JobError("the tokenizer has no end token", why, "give --eos_token TOKEN, or leave out --append_eos")
+        raise JobError("the tokenizer has no end token", why, "leave out --append_eos, or use a tokenizer with one")
     inner = getattr(tokenizer, "backend_tokenizer", None)
     if inner is None or not hasattr(inner, "to_str"):
         raise JobError(
-            "the tokenizer has no tokenizer.json",
+            "the tokenizer is not a fast tokenizer",
             f"{type(tokenizer).__name__} is written in Python, and would take days for a large text",
-            "use a model with a fast tokenizer; for clm, --streaming works with this tokenizer",
+            "use a model with a tokenizer.json, without --use_slow_tokenizer; for clm, --streaming works with this one",
         )
     truncation, padding = inner.truncation, inner.padding
     inner.no_truncation()
