@@ -166,7 +166,7 @@ def _keys() -> str:
         (
             code(".".join(key.place(name))),
             "text, or array of text" if key.is_one_or_more else kinds[key.kind],
-            code(key.flag),
+            code(key.flag or {"script": "--script", "environment": "--env"}.get(name, "")),
             "yes" if key.site else "",
         )
         for name, key in job.KEYS.items()
@@ -185,7 +185,7 @@ def _keys() -> str:
         "Keys",
         "The keys of job files, EDFs and site files, with their types. Other keys in these files are errors.",
         ("Job files", "[Job files](job-file.md) explains the keys. An option of `runner launch` overrides a job file,"
-         " and a job file overrides a site.", ("key", "type", "option", "sites can set it"), rows),
+         " and a job file overrides a site.", ("key", "type", "option", "a site can set the default"), rows),
         ("Settings without a key", "", ("option", "type"), only),
         ("EDFs", "[Environments](env.md) explains the keys.", ("key", "type"), edfs),
         ("Site files", "[site](site.md) explains the keys.", ("key", "type"), sites),
@@ -203,8 +203,8 @@ def _lint_codes() -> str:
 
 def _causes() -> str:
     titles = {"cause": "Failures", "exception": "Python exceptions", "symptom": "Symptoms of a failure elsewhere",
-              "summary": "Ends without a cause", "slow": "Slow runs", "pending": "Reasons for waiting",
-              "exit": "Exit codes"}  # fmt: skip
+              "summary": "Causes only if the log shows no other failure", "slow": "Slow runs",
+              "pending": "Reasons for waiting", "exit": "Exit codes"}  # fmt: skip
     causes = all_causes()
     tables = [
         (titles[kind], "", ("cause", "meaning", "explanation", "fix"),
@@ -214,7 +214,7 @@ def _causes() -> str:
     ]  # fmt: skip
     intro = (
         f"The {len(causes)} causes that [`runner why`](why.md) knows, as `runner why --list` prints them. In a fix,"
-        " replace words in capitals."
+        " replace placeholders, such as NAME, PATH, NODE and ENV (your environment)."
     )
     return page("Causes", intro, *(table for table in tables if table[3]))
 

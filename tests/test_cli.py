@@ -122,14 +122,19 @@ def test_an_unknown_option_is_named_whole_with_what_was_meant(argv: tuple[str, .
         (("build", "."), "runner build ./Containerfile"),
         (("build", "app"), "runner build app/Dockerfile"),
         (("shell", "image.sqsh"), "is an image, not an environment"),
-        (("shell", "./image.sqsh"), "give --env image"),
+        (("shell", "./image.sqsh"), "name the environment ./edf/image.toml"),
+        (("launch", "own.toml"), "to use the file of that name: ./own.toml"),
+        (("build", "-t", "me/img"), "did you mean --tag?"),
+        (("build", "--qos=normal"), "--sbatch=--qos=normal"),
+        (("build", "--network=host"), "for a flag of podman or docker: runner build … -- --network=host"),
+        (("env", "show", "--", "x"), "`runner env show` does not pass arguments on"),
     ],
 )
 def test_what_other_programs_call_it_is_answered_with_what_it_is_called_here(
     tmp_path: Path, argv: tuple[str, ...], advice: str
 ) -> None:
     (tmp_path / "app").mkdir()
-    for name in ("job.sh", "job.py", "Containerfile", "app/Dockerfile", "image.sqsh"):
+    for name in ("job.sh", "job.py", "own.toml", "Containerfile", "app/Dockerfile", "image.sqsh"):
         (tmp_path / name).write_text("FROM scratch\n")
     done = runner(*argv, cwd=tmp_path)
     assert done.returncode != 0 and advice in done.stderr, done.stderr

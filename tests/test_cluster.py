@@ -90,8 +90,8 @@ def test_a_shipped_value_that_the_cluster_contradicts_is_replaced_and_shown(envi
     data, questions, text = written("alps-clariden", environ, "normal*|9|144|1|gpu:2|12:00:00\n", accounts=("g1", "g2"))
     assert data["values"]["gpus_per_node"]["value"] == 2 and "# value of the site alps-clariden: 4" in text
     assert questions == (
-        "no account is set (your accounts: g1, g2): write `account` into the file,"
-        " or remove it and give --account NAME",
+        "no account is set (your accounts: g1, g2): set `account` in the file;"
+        " or delete the file, and give --account NAME",
     )
     data, questions, _ = written("alps-clariden", environ, "", accounts=("g1",))
     assert data["values"]["account"] == "g1" and questions == ()

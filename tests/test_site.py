@@ -126,6 +126,7 @@ def test_a_user_can_describe_a_site_of_their_own(environ):
         ('[values]\nscheduler = "pbs"\n', (":2: values.scheduler must be 'slurm' or 'local'",)),
         ('[values]\nsbatch = "--x"\n', (":2: values.sbatch must be an array",)),
         ("[value]\n", (":1: unknown key 'value'", "did you mean 'values'?")),
+        ('account = "a"\n', (":1: 'account' is outside of [values]", "move the line below [values]: account = …")),
         ('summary = "x"\n', ("does not set: scheduler, engine, image_folder", 'base = "generic-slurm"')),
         ("[values.quirks]\na = 1\n", (":2: values.quirks.a must be text",)),
         ("[values.env]\nA = { value = 1 }\n", (":2: values.env.A.value must be text",)),

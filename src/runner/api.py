@@ -42,7 +42,7 @@ def launch(
     if wrong := {"dry_run", "help", "json", "parsable", "wait"} & {*options}:
         raise RunnerError(
             f"launch has no option {wrong.pop()!r}",
-            "it changes what is printed",
+            "it exists only on the command line: launch() starts the run, prints nothing, and returns at once",
             f"see {page('api')}",
         )
     words = ["launch", *filter(None, [job])]

@@ -165,7 +165,7 @@ _OTHER_NAMES = {
     **dict.fromkeys(("kill", "stop", "scancel", "abort"), "cancel"),
     **dict.fromkeys(("log", "tail", "cat", "output"), "logs"),
     **dict.fromkeys(("exec", "attach", "enter", "bash"), "shell"),
-    **dict.fromkeys(("restart", "retry", "resubmit", "resume"), "rerun"),
+    **dict.fromkeys(("restart", "retry", "resubmit"), "rerun"),
     **dict.fromkeys(("clean", "prune", "rm", "remove", "delete"), "gc"),
     **dict.fromkeys(("notebook", "jupyter", "tensorboard"), "open"),
     **dict.fromkeys(("explain", "debug"), "why"),
@@ -224,10 +224,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace | None:
     # common options may also come before the verb; moved to the end, they reach the innermost parser (`env show`)
     args = make_parser((verb,)).parse_args([*words[at:], *words[:at]])
     if rest and not getattr(args, "takes_words", False):
+        whole = " ".join(filter(None, (verb, getattr(args, "action", None))))
         raise RunnerError(
-            f"{verb}: unexpected argument {rest[0]!r} after `--`",
-            f"`runner {verb}` passes no words on to another program",
-            f"leave out `--`, or see: runner {verb} --help",
+            f"{whole}: unexpected argument {rest[0]!r} after `--`",
+            f"`runner {whole}` does not pass arguments on to another program",
+            f"leave out `--`, or see: runner {whole} --help",
             exit_code=2,
         )
     args.rest, args.typed, args.parse, args.make_parser, args.verbs = (

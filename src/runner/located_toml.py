@@ -74,7 +74,7 @@ def read_toml(path: Path) -> Document:
         raise RunnerError(
             f"cannot read {Place(path, line)}",
             "the file is not UTF-8",
-            f"`file {path}` may tell its encoding; for Latin-1: iconv -f LATIN1 -t UTF-8 {path} > NEW && mv NEW {path}",
+            f"`file {path}` may show its encoding; for Latin-1: iconv -f LATIN1 -t UTF-8 {path} > NEW && mv NEW {path}",
         ) from error
     except OSError as error:
         raise RunnerError(

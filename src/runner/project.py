@@ -71,7 +71,10 @@ class Project:
             path = root / kind / (stem + SUFFIXES[kind])
             if path.is_file():
                 return path
-        raise unknown(KIND_NAMES[kind], stem, self.names(kind), is_file=True)
+        error = unknown(KIND_NAMES[kind], stem, self.names(kind), is_file=True)
+        if name.endswith(SUFFIXES[kind]) and (self.start / name).is_file():
+            error.fix = f"to use the file of that name: ./{name}"
+        raise error
 
 
 def shipped_folder() -> Path:

@@ -85,7 +85,7 @@ def site_documents(name: str, environ: Mapping[str, str]) -> tuple[Document, ...
                 "site",
                 wanted,
                 site_names(environ),
-                f"to create {paths[0]}: runner init --site {wanted}",
+                f"to create {paths[0]}: env -u RUNNER_SITE runner init --site {wanted}",
             )
         found += documents
         bases = [base for document in documents if (base := typed(document, ("base",), str))]
@@ -102,6 +102,12 @@ def site_documents(name: str, environ: Mapping[str, str]) -> tuple[Document, ...
 
 def _site_document(path: Path) -> Document:
     document = read_toml(path)
+    if outside := next((key for key in document.data if key in VALUES), None):
+        raise RunnerError(
+            f"{document.place(outside)}: {outside!r} is outside of [values]",
+            "the values of a site are in the table [values]",
+            f"move the line below [values]: {outside} = …",
+        )
     refuse_unknown_keys(
         document, (), ("name", "summary", "base", "sources", "values", "detect"), "site"
     )

@@ -246,7 +246,7 @@ def test_a_file_that_is_not_there_or_has_no_name_is_refused(cloud: Cloud) -> Non
     error = cloud("cluster", "adopt", "no.yaml", code=1).stderr
     assert "no.yaml" in error and "not YAML" not in error
     (cloud.project / "x.yaml").write_text(CONFIG + "vars: [1]\n")
-    assert "does not name a cluster" in cloud("cluster", "adopt", "x.yaml", code=2).stderr
+    assert "cannot adopt x.yaml" in cloud("cluster", "adopt", "x.yaml", code=2).stderr
 
 
 def test_a_name_cannot_leave_the_folder(cloud: Cloud) -> None:

@@ -129,7 +129,7 @@ def test_gcluster_expands_the_blueprint(cloud: Cloud) -> None:
 WRONG = {
     "provider = 'azure'": "there is no provider 'azure'",
     AWS + GPU.replace("p5.48xlarge", "p5.48xlrge"): "machine_type cannot be 'p5.48xlrge'",
-    AWS + GPU.replace("p5.48", "p5.49"): "there is no GPU machine type 'p5.49xlarge'",
+    AWS + GPU.replace("p5.48", "p5.49"): "runner does not know the GPU machine type 'p5.49xlarge'",
     AWS + GPU + "gpus = 4\n": "a p5.48xlarge has 8 GPUs",
     AWS + GPU + "maxcount = 4\n": "unknown key 'maxcount' in [queues.gpu]",
     AWS + "subnet = 1\n" + GPU: "unknown key 'subnet'",
@@ -149,7 +149,7 @@ WRONG = {
     AWS + GPU + '[storage.f]\nkind = "efs"\nmount = "f"\n': "mount cannot be 'f'",
     AWS + 'os = "centos7"\n' + GPU: "os cannot be 'centos7'",
     AWS + 'deployment = "a_b"\n' + GPU: "deployment cannot be 'a_b'",
-    GOOGLE + L4.replace("g2-standard-4", "g2-standard-5"): "there is no GPU machine type 'g2-standard-5'",
+    GOOGLE + L4.replace("g2-standard-4", "g2-standard-5"): "runner does not know the GPU machine type 'g2-standard-5'",
     GOOGLE
     + L4
     + '[storage.f]\nkind = "filestore"\nmount = "/home"\nsize_gb = 1024\n': "a filestore cannot have 1024 GB",

@@ -206,7 +206,7 @@ def test_a_creation_that_was_stopped_goes_on(pcluster: Cloud) -> None:
     failed = [1, "Could not connect to the endpoint URL"]
     begun = {"version": VERSION, "create_cluster": [[0, "{}"]]}
     pcluster.answers(**begun, describe_cluster=[ABSENT, failed])
-    assert "to go on: runner cluster create c" in pcluster("cluster", "create", "c", code=1).stderr
+    assert "to continue: runner cluster create c" in pcluster("cluster", "create", "c", code=1).stderr
     pcluster.answers(version=VERSION, describe_cluster=[aws("CREATE_IN_PROGRESS"), aws("CREATE_COMPLETE")])
     pcluster("cluster", "create", "c")
     assert 'host = "ubuntu@1.2.3.4"' in (pcluster.home / ".config/runner/hosts/c.toml").read_text()
@@ -244,7 +244,8 @@ def test_ctrl_c_says_what_stays_and_how_to_remove_it(toolkit: Cloud) -> None:
     os.killpg(started.pid, signal.SIGINT)
     _, stderr = started.communicate(timeout=60)
     assert started.returncode == 130
-    assert "what exists stays, and may cost money; to go on: runner cluster create c; to remove it: " in stderr
+    assert "what was created so far may still exist and cost money; to continue: runner cluster create c; " in stderr
+    assert "runner cluster destroy c" in stderr
 
 
 def test_status_and_list_as_json(pcluster: Cloud) -> None:

@@ -404,7 +404,7 @@ def test_a_rerun_of_a_script_with_a_secret_submits_the_file_itself(cluster: Runn
     write(place, {"secret.sh": text})
     done = cluster("launch", "--wait", "./secret.sh", extra_environ=secret, cwd=place)
     first = done.stdout.strip()
-    assert "the run folder gets no copy of the code, and none of the script" in done.stderr
+    assert "copying neither the code nor the script to the run folder" in done.stderr
     again = cluster("rerun", first, extra_environ=secret)
     cluster.wait(again.stdout.strip(), lambda status: status["state"] == "COMPLETED")
     assert "has changed" not in again.stderr

@@ -16,7 +16,7 @@ def test_a_loop_of_launches_stops_at_the_jobs_at_once(local: Runner) -> None:
     assert codes == [0, 0, 1, 1, 1] and len(local.made()) == 2
     refused = local("launch", "--yes", *SLEEP, code=1)
     assert "this launch starts 1 job" in refused.stderr
-    assert "budget: 2 of 2 jobs at once; --yes does not change a budget" in refused.stderr
+    assert "budget: 2 of 2 jobs at once; --yes does not override a budget" in refused.stderr
     assert "budget: 2 of 2 jobs at once" in local("status").stderr
     assert "this launch starts 1 job" in local("rerun", local.made()[0].name, code=1).stderr
     assert len(local.made()) == 2

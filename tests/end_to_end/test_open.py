@@ -142,7 +142,7 @@ def test_a_server_in_an_environment(coded: Runner, slurm: SlurmLab) -> None:
     with opened(coded, *words) as fourth:
         assert page(fourth.url)[0] == 200
         coded("cancel", "code-0001")
-        assert fourth.process.wait(60) == 1 and "code-0001 has ended too" in fourth.said
+        assert fourth.process.wait(60) == 1 and "code-0001 is not running" in fourth.said
     until(lambda: not path.parent.exists(), "the private folder to go")
     assert not (folder / "open/code/server").exists()
 
@@ -177,7 +177,7 @@ def test_a_server_inside_a_running_run(coded: Runner) -> None:
         assert (folder / "open/code/server").read_text().split()[0] == coded.status("last")["job_id"]
         path = socket_of(folder)
         coded("cancel", "last")
-        assert found.process.wait(60) == 1 and "has ended too" in found.said
+        assert found.process.wait(60) == 1 and "is not running" in found.said
     until(lambda: not path.parent.exists(), "the server to end")
     assert [each.name for each in coded.runs.glob("*-0*")] == [folder.name]
 

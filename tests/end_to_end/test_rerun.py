@@ -89,7 +89,7 @@ def test_an_image_that_is_gone_is_named_with_the_command_that_imports_it(launche
     image = {"reference": "/gone/i.sqsh", "source": "docker://a/b:1", "digest": "12", "manifest": "sha256:12"}
     with pytest.raises(RunnerError) as caught:
         rerun.need_image(replace(locked, tables={**locked.tables, "image": image}), Quiet())
-    assert "needs the image /gone/i.sqsh" in caught.value.what
+    assert "needs the squashfs file /gone/i.sqsh" in caught.value.what
     assert caught.value.fix == "runner import docker://a/b:1@sha256:12"
     given = {"reference": "/gone/i.sqsh"}  # the user named a file that runner has not imported
     with pytest.raises(RunnerError) as caught:

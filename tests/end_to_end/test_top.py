@@ -39,7 +39,7 @@ def test_each_node_is_sampled_until_its_program_ends(cluster: Runner, project: P
     damaged.rmdir()
     shutil.rmtree(attempt.folder / "usage")
     failed = cluster("top", run.name, code=1).stderr
-    assert f"there are no samples of {run.name} yet" in failed and "no node has sent a sample" in failed
+    assert f"{run.name} has no usage samples yet" in failed and "no node has sent a sample" in failed
     (run / "go").touch()
     cluster.wait(run.name, lambda status: status["state"] == "COMPLETED")
     failed = cluster("top", run.name, code=1).stderr
@@ -65,5 +65,5 @@ def test_a_run_that_waits_or_has_a_script_of_its_own_has_no_samples(cluster: Run
     own = cluster.launch("own.sbatch")
     until((own / "begun").exists, seconds=120)
     failed = cluster("top", own.name, code=1).stderr
-    assert "runner only samples tasks that it starts" in failed and "try:     srun --jobid=" in failed
+    assert "runner samples only the tasks that runner itself starts" in failed and "try:     srun --jobid=" in failed
     (own / "go").touch()

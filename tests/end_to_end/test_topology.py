@@ -87,7 +87,7 @@ def test_switches_reach_slurm_on_a_tree_and_segment_is_refused_there(
     assert mapped(log) == ["nid001  rank 0  switch top.s1", "nid002  rank 1  switch top.s1"]
     before = runner.made()
     said = runner("launch", *HOST, "--nodes", "2", "--segment", "2", "--", "true", code=1).stderr
-    assert "this cluster does not have --segment\n" in said
+    assert "this cluster's Slurm does not have --segment\n" in said
     assert "because: --segment came with Slurm 24.05, and the cluster has 22.05" in said
     assert runner.made() == before
 

@@ -140,6 +140,10 @@ def test_a_file_outside_of_the_context_needs_a_configuration_file(tmp_path: Path
     with pytest.raises(RunnerError, match="is not in the build context") as caught:
         check_copies(replace(recipe, root=tmp_path, context=("docker",)))
     assert caught.value.fix == "add it to `context`"
+    (tmp_path / "pins.txt").unlink()
+    with pytest.raises(RunnerError) as caught:
+        check_copies(replace(recipe, root=tmp_path, context=(".",)))
+    assert caught.value.why == f"there is no file {tmp_path / 'pins.txt'}"
 
 
 @pytest.mark.parametrize(

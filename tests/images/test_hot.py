@@ -194,6 +194,6 @@ def test_the_trace_of_a_log(tmp_path: Path) -> None:
     expected = b"0-135168,4194304-4325376,8388608-8388618 /usr/bin/python3.11\n0-10 /a b\n"
     assert target.read_bytes() == expected
     assert list(hot.read_trace(target)) == [b"usr/bin/python3.11", b"a b"]
-    with pytest.raises(RunnerError, match="nothing recorded what the command reads"):
+    with pytest.raises(RunnerError, match="there is no record of what the command reads"):
         hot.write_trace(target, log)
     assert target.read_bytes() == expected

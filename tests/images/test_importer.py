@@ -699,7 +699,7 @@ def test_a_bad_line_stops_no_other_line_and_keeps_all_images(two_users: Cluster)
     down = f"docker://localhost:{free_ports(1)[0]}#app:1"
     other = two_users.image.replace("app:1", "app:2")
     two_users.configure(f"{two_users.image}0\n{down}\n{other}\n", "list")
-    with pytest.raises(RunnerError, match=f"2 of the images in {two_users.folder}/list were not imported") as caught:
+    with pytest.raises(RunnerError, match=f"could not import 2 of the images in {two_users.folder}/list") as caught:
         sync(two_users)
     assert f"{two_users.image}0\n{down}" in caught.value.why
     assert len(list(two_users.store.glob("*.sqsh"))) == 2 and Path(path).exists()

@@ -259,7 +259,7 @@ def test_a_dry_run_tells_that_an_image_is_replaced(sarus: Sarus, tmp_path: Path,
         (
             "docker://me@quay.io#a/b:1",
             {},
-            "(?s)cannot log in as that user.*uses the login that `podman login` has saved",
+            "(?s)cannot log in as me.*uses the login that `podman login` has saved",
         ),
         ("dockerd://a", {}, "sarusctl cannot take"),
         ("one", {"output": Path("x.sqsh")}, "-o FILE has no effect"),

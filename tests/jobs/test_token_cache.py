@@ -473,7 +473,7 @@ def test_a_tokenizer_in_python_is_refused(tmp_path: Path) -> None:
     class Slow:
         eos_token_id = 0
 
-    with pytest.raises(JobError, match=r"has no tokenizer\.json"):
+    with pytest.raises(JobError, match=r"is not a fast tokenizer"):
         opened(lines(tmp_path / "a.jsonl"), Slow(), tmp_path)
 
 

@@ -133,7 +133,7 @@ def test_what_was_changed_or_made_on_the_other_side_is_kept(host: Sshd) -> None:
     (copy / "run me").unlink()
     (project / "later.py").write_text("from here\n")
     errors = host(*show, cwd=project).stderr
-    assert "new.py was changed on lab" in errors and "later.py was changed on lab" in errors
+    assert "new.py was changed in the copy on lab" in errors and "later.py was changed in the copy on lab" in errors
     assert (copy / "new.py.orig").read_text() == "edited there\n"
     assert (copy / "later.py.orig").read_text() == "made there\n"
     assert {**tree(project), **tree(copy)} == {**tree(copy), **tree(project)}
@@ -168,11 +168,11 @@ def test_the_page_of_report_comes_back(host: Sshd) -> None:
     assert host(*last, "-o", "pages/", cwd=project).stdout == f"{project}/pages/{run}.html\n"
     assert host(*last, "-o", "pages", cwd=project).stdout == f"{project}/pages/{run}.html\n"
     (project / "mine.html").write_text("mine\n")
-    assert "not a report of runner" in host(*words, "-o", "mine.html", cwd=project, code=1).stderr
+    assert "the file exists, and runner did not write it" in host(*words, "-o", "mine.html", cwd=project, code=1).stderr
     assert (project / "mine.html").read_text() == "mine\n"
     assert host(*words, "-o", "a b.html", cwd=project).stdout == f"{project}/a b.html\n"
     (project / "notes.txt").write_text("mine\n")
-    assert "not a report of runner" in host(*words, "-onotes.txt", cwd=project, code=1).stderr
+    assert "the file exists, and runner did not write it" in host(*words, "-onotes.txt", cwd=project, code=1).stderr
     assert (project / "notes.txt").read_text() == "mine\n"
     assert host(*words, "-otable.md", "--md", cwd=project).stdout == f"{project}/table.md\n"
     assert json.loads(host(*words, "-o", "x.html", "--json", cwd=project).stdout)[0]["run"] == run
@@ -185,7 +185,7 @@ def test_the_page_of_report_comes_back(host: Sshd) -> None:
         drawn = host("--on", "lab", "account", run, "--png", "bars.png", "--site", "local", cwd=project).stdout
         assert drawn == f"{project}/bars.png\n" and (project / "bars.png").is_file()
     done = host("--on", "lab", "env", "check", "--fix", "mine", cwd=project, code=2)
-    assert "env --fix does not take --on" in done.stderr
+    assert "--on cannot be used with env check --fix" in done.stderr
 
 
 def test_the_users_own_site_file_travels(host: Sshd) -> None:

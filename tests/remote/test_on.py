@@ -104,7 +104,7 @@ def test_an_expired_certificate_is_named_with_the_command_that_renews_it() -> No
         sign = ("ssh-keygen", "-q", "-s", closed.folder / "ca", "-I", "me", "-n", "root")
         subprocess.run((*sign, "-V", "-2d:-200m", closed.folder / "user.pub"), check=True)
         found = closed("--on", "lab", "status", code=1).stderr
-        assert f"the certificate {closed.folder}/user-cert.pub has expired 3 h ago" in found
+        assert f"the certificate {closed.folder}/user-cert.pub expired 3 h ago" in found
         assert "try:     get a new certificate, then: runner connect lab" in found
         hosts = closed.local / ".config/runner/hosts"
         hosts.mkdir(parents=True)

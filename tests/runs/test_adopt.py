@@ -99,8 +99,11 @@ def test_registries_are_written_as_every_version_of_enroot_reads_them(given, ima
         (("--network=none", "i"), "--network=none: not carried over"),
         (("-v", "/dev/shm:/dev/shm", "i"), "-v /dev/shm:/dev/shm: not needed"),
         (("--network=host", "i"), "--network=host: not needed"),
-        (("--pull=never", "i"), "--pull=never: not carried over: missing images are pulled, always"),
-        (("--tls-verify=false", "i"), "--tls-verify=false: not carried over: every engine does this, always"),
+        (("--pull=never", "i"), "--pull=never: not carried over: this cannot be changed: missing images are pulled"),
+        (
+            ("--tls-verify=false", "i"),
+            "--tls-verify=false: not carried over: this cannot be changed: every engine does this",
+        ),
         (("--privileged", "i"), "--privileged: not carried over"),
         (("--memory", "4g", "i"), "memory in [resources]"),
         (("-e", "A", "i"), "-e A: not needed: the container gets the host's variables"),
@@ -331,7 +334,7 @@ def test_all_gpus_are_those_of_the_sites_node(words, gpus):
     _, job, notes = from_words(*words)
     assert job.get("resources", {}).get("gpus_per_node") == gpus
     assert (gpus is None) == any("the job gets gpus_per_node of the site" in note for note in notes)
-    assert (gpus == 0) == ("GPUs: the command line requests none, so gpus_per_node is 0" in notes)
+    assert (gpus == 0) == ("GPUs: the command line requests no GPUs, so gpus_per_node is 0" in notes)
 
 
 @pytest.mark.parametrize(
@@ -355,8 +358,8 @@ def test_mounts_of_enroot(fstab, mount):
 def test_a_namespace_of_its_own_is_not_carried_over(words):
     edf, job, notes = from_words(*words, "a")
     assert edf["image"] in {"i/i", "/i.sqsh"} and job["command"] == ["a"]
-    assert "--net: not carried over: the host's network is used, always" in notes
-    assert "--ipc: not carried over: /dev/shm is the host's, always" in notes
+    assert "--net: not carried over: this cannot be changed: the host's network is used" in notes
+    assert "--ipc: not carried over: this cannot be changed: /dev/shm is the host's" in notes
 
 
 def test_mounts_of_enroot_that_no_edf_can_have():
@@ -578,7 +581,7 @@ def test_the_command_says_that_it_adds_writable_to_a_line_of_pyxis(tmp_path):
         ((*image, "--container-readonly"), False),
     ):
         done = runner(tmp_path, *words, "true")
-        assert ("which pyxis does only with --container-writable" in done.stderr) == added
+        assert ("because the default differs between engines" in done.stderr) == added
 
 
 def test_a_job_file_of_a_script_launches_the_script_as_it_is(tmp_path):

@@ -65,7 +65,7 @@ def test_a_job_file_names_the_script_and_its_settings(tmp_path: Path) -> None:
     (tmp_path / "jobs/mine.toml").write_text(text)
     (tmp_path / "train.sbatch").write_text(HEAD)
     request = launch(job="jobs/mine.toml", words=("more",))
-    found = prepare(request, Project(tmp_path, tmp_path, tmp_path), {}, Quiet())
+    found = prepare(request, Project(tmp_path, tmp_path, tmp_path), {"XDG_CONFIG_HOME": "/nowhere"}, Quiet())
     assert (found.job.name, found.job.arguments) == ("mine", ("a b", "more"))
     assert "export LR=1e-3\n" in found.files["submit.sh"]
     assert 'exec sbatch --parsable --time=00:05:00 "$@" "$script" \'a b\' more\n' in found.files["submit.sh"]
@@ -215,10 +215,10 @@ def test_the_cost_counts_every_gpu_of_every_task(tmp_path: Path, lines: str, gpu
         (b"#SBATCH -N 1\n", "sbatch would reject train.sbatch", "`#!`"),
         (b"\xef\xbb\xbf#!/bin/bash\n#SBATCH -N 1\n", "sbatch would reject train.sbatch", "byte order mark"),
         (b"#!/bin/bash\n#SBATCH -N 1\r\n", "sbatch would reject train.sbatch", r"line 2 ends in \r\n"),
-        (b"#!/bin/bash\n#SBATCH --wrap=x\n", "train.sbatch:2: --wrap cannot apply", "--wrap"),
-        (b"#!/bin/bash\n\n#SBATCH -W\n", "train.sbatch:3: --wait cannot apply", "after the end"),
-        (b"#!/bin/bash\n#SBATCH -M other\n", "train.sbatch:2: --clusters cannot apply", "default cluster"),
-        (b"#!/bin/bash\n#SBATCH --export=nil\n", "train.sbatch:2: --export=NIL cannot apply", "run folder"),
+        (b"#!/bin/bash\n#SBATCH --wrap=x\n", "train.sbatch:2: --wrap cannot be used", "--wrap"),
+        (b"#!/bin/bash\n\n#SBATCH -W\n", "train.sbatch:3: --wait cannot be used", "after the end"),
+        (b"#!/bin/bash\n#SBATCH -M other\n", "train.sbatch:2: --clusters cannot be used", "default cluster"),
+        (b"#!/bin/bash\n#SBATCH --export=nil\n", "train.sbatch:2: --export=NIL cannot be used", "run folder"),
     ],
 )
 def test_what_cannot_be_a_run_is_refused_with_its_line(tmp_path: Path, text: bytes, what: str, why: str) -> None:
@@ -230,11 +230,11 @@ def test_what_cannot_be_a_run_is_refused_with_its_line(tmp_path: Path, text: byt
 @pytest.mark.parametrize(
     ("request_", "what"),
     [
-        (launch(env="cpu"), "command line: --env cannot apply"),
-        (launch(engine="host"), "command line: --engine cannot apply"),
-        (launch(given=given(launcher="torchrun")), "command line: --launcher cannot apply"),
-        (launch(given=given(srun=("--mpi=none",))), "command line: --srun cannot apply"),
-        (launch(given=given(sbatch=("--test-only",))), "command line: --test-only cannot apply"),
+        (launch(env="cpu"), "command line: --env cannot be used"),
+        (launch(engine="host"), "command line: --engine cannot be used"),
+        (launch(given=given(launcher="torchrun")), "command line: --launcher cannot be used"),
+        (launch(given=given(srun=("--mpi=none",))), "command line: --srun cannot be used"),
+        (launch(given=given(sbatch=("--test-only",))), "command line: --test-only cannot be used"),
         (launch(site="local"), "cannot launch train.sbatch on the site 'local'"),
         (launch(from_snapshot=True), "cannot run train.sbatch from a snapshot"),
         (launch(job="./missing.sbatch"), "there is no job file './missing.sbatch'"),

@@ -64,7 +64,7 @@ def test_an_unknown_metric_names_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(RunnerError) as caught:
         read_curves("a", source(tmp_path, entry(1, 9.0, grad_norm=1.0)), ["grad_nrm"])
     assert "did you mean 'grad_norm'" in caught.value.fix
-    with pytest.raises(RunnerError, match="has no metrics yet"):
+    with pytest.raises(RunnerError, match="has no metrics"):
         read_curves("a", Metrics.of_file(tmp_path / "none"), ["loss"])
 
 

@@ -330,7 +330,7 @@ def test_only_a_report_is_replaced(tmp_path: Path) -> None:
     page(tmp_path)
     (tmp_path / "sft-0001.html").write_text("<!doctype html>mine")
     refused = report(tmp_path)
-    assert refused.returncode == 1 and "not a report of runner" in refused.stderr
+    assert refused.returncode == 1 and "the file exists, and runner did not write it" in refused.stderr
     assert (tmp_path / "sft-0001.html").read_text() == "<!doctype html>mine"
 
 

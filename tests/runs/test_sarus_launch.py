@@ -103,7 +103,7 @@ def test_the_lock_records_the_digests_of_the_stored_image(project: Project, saru
 def test_a_missing_image_is_found_before_the_queue(project: Project, sarus: Sarus, env: str, command: str) -> None:
     with pytest.raises(RunnerError, match="is not in Sarus Suite's store") as error:
         plan(project, env)
-    assert error.value.fix == f"{command}\nor let the launch do it first: --build"
+    assert error.value.fix == f"{command}\nor, with `runner launch` and `runner shell`: --build"
 
 
 def test_half_an_image_counts_as_missing(project: Project, sarus: Sarus, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -322,12 +322,21 @@ def test_the_beginning_of_an_option_of_pyxis_is_that_option(word: str) -> None:
         script(job, Attachment(flags=flags), SLURM)
 
 
-@pytest.mark.parametrize("word", ["--container-image=/x.sqsh", "--container-name=x", "--no-container-mount-home"])
-def test_the_batch_script_stays_outside_of_containers(word: str) -> None:
+@pytest.mark.parametrize(
+    ("word", "advice"),
+    [
+        ("--container-image=/x.sqsh", "set it in the EDF"),
+        ("--container-name=x", "use --srun=--container-name=x"),
+        ("--no-container-mount-home", 'set mounts = ["${HOME}:${HOME}"] in the EDF'),
+        ("--container-remap-root", "leave out the flag: processes run with your user ID"),
+        ("--environment=x", "use --env NAME, or --env FILE for an EDF elsewhere"),
+    ],
+)
+def test_the_batch_script_stays_outside_of_containers(word: str, advice: str) -> None:
     """The advice is one that works."""
     with pytest.raises(RunnerError) as caught:
         script(replace(command_job("true"), sbatch=(word,)), site=SLURM)
-    assert caught.value.fix == ("use --srun=--container-name=x" if "name" in word else "set it in the EDF")
+    assert caught.value.fix == advice
 
 
 def test_a_working_directory_of_the_container_that_would_count_for_nothing_is_refused() -> None:

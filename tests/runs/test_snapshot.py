@@ -216,7 +216,7 @@ def test_a_refusing_git_is_said_and_the_files_are_taken(tmp_path: Path) -> None:
     write(tmp_path / "p", {"a.py": "", ".git": "gitdir: /nowhere\n"})
     plan = snapshot.plan(tmp_path / "p")
     assert plan.files == ("a.py",)
-    assert plan.git is None and "git does not answer" in plan.notes[0]
+    assert plan.git is None and "git failed" in plan.notes[0]
 
 
 def test_a_small_repository_takes_no_time(project: Path, tmp_path: Path) -> None:

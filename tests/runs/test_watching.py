@@ -146,6 +146,6 @@ def test_while_the_scheduler_does_not_answer_no_tunnel_is_closed_and_no_job_is_s
         prepared(request, project, {}, Quiet()),
     ):
         pass
-    assert caught.value.why == "it is not known whether it still runs: squeue: timed out"
+    assert caught.value.why == "runner cannot tell whether the run is still running: squeue: timed out"
     (tmp_path / "squeue").write_text("#!/bin/sh\n")
     assert minutes_left(run) == -1

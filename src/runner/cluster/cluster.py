@@ -94,8 +94,11 @@ def _table(
                 f"{place}: {'.'.join(where)} is missing", key["meaning"], f"{name} = {like!r}"
             )
         if value and "match" in key and not re.fullmatch(pattern, value):
-            why = f"{key['meaning']}; it must match {pattern!r}"
-            raise RunnerError(f"{place}: {name} cannot be {value!r}", why, "correct the value")
+            why = key["meaning"] + (
+                f"; it must match {pattern!r}" if pattern else "; this provider has no such key"
+            )
+            fix = "correct the value" if pattern else "remove the key"
+            raise RunnerError(f"{place}: {name} cannot be {value!r}", why, fix)
     return found
 
 
@@ -108,9 +111,11 @@ def _machine(queue: Mapping[str, Any], provider: str, document: Document) -> Map
         counts = {"gpus_per_node": queue["gpus"], "cpus_per_node": queue["cpus"]}
         return {"site": {**counts, "memory": f"{queue['memory_gb']}G"}, "own": True}
     place = document.place("queues", queue["name"], "machine_type")
-    raise unknown(
-        "GPU machine type", name, known, "set gpus, cpus and memory_gb of the queue", place
-    )
+    error = unknown("GPU machine type", name, known, place=place)
+    # a newer type may exist in the cloud
+    error.what = f"{place}: runner does not know the GPU machine type {name!r}"
+    error.fix += "\nor set gpus, cpus and memory_gb of the queue"
+    raise error
 
 
 def _check(values: Mapping[str, Any], document: Document) -> None:

@@ -31,7 +31,8 @@ def commands(cluster: Cluster, action: str, state: State = NOT_CREATED) -> list[
     program = next(filter(process.which, provider["programs"]), "")
     if not program:
         what = f"{' or '.join(provider['programs'])} is not installed"
-        raise RunnerError(what, f"{provider['title']} needs it", provider["install"])
+        why = f"`runner cluster` uses it: it is the command of {provider['title']}"
+        raise RunnerError(what, why, provider["install"])
     for name, (variable, _) in provider["needs"].items():
         if not values[name]:
             why = f"neither {cluster.path.name} nor {variable} sets it"
@@ -54,6 +55,8 @@ def check_version(cluster: Cluster) -> None:
     """Raise RunnerError if the tool has a version that runner was not written for."""
     (command,), provider = commands(cluster, "version"), cluster.provider
     done = process.run(command, check=False)
+    if done.exit_code:
+        raise process.failed(done, provider["install"])
     if not re.search(provider["version_like"], done.stdout + done.stderr):
         what = f"{command[0]} has an unsuitable version: {' '.join(done.stdout.split())[:60]}"
         raise RunnerError(what, provider["version_wanted"], provider["install"])
@@ -107,7 +110,7 @@ def explained(what: str, text: str) -> RunnerError:
         known[0]
         if known
         else {
-            "why": "its last messages are:",
+            "why": "the last messages of the tool are:",
             "fix": "correct what the messages name, and run the command again",
         }
     )

@@ -57,7 +57,10 @@ def show_account(args: argparse.Namespace, console: Console) -> int:
 
 def _accounts(args: argparse.Namespace) -> list[Account]:
     if args.by and not args.since:
-        what, why = f"account: --by {args.by} without --since", "--by adds up all runs since a time"
+        what, why = (
+            f"account: --by {args.by} without --since",
+            "--by groups the runs that were launched since a given time",
+        )
         raise RunnerError(what, why, f"runner account --since 30d --by {args.by}", exit_code=2)
     return [account_of(run, time.time()) for run in selected_runs(args)]
 

@@ -154,7 +154,8 @@ def image_maker(project: Project, environ: Mapping[str, str], report: Report) ->
         name = image.stable.name.removesuffix(".sqsh")
         recipe = load_recipe(name, project)
         platform = f"linux/{site.architecture}" if site.architecture else None
-        report.say(f"building {name} (same as `runner build {name}`)")
+        flag = f" --platform {platform}" if platform else ""
+        report.say(f"building {name} (same as `runner build {name}{flag}`)")
         build(recipe, BuildOptions(platform=platform), environ, report)
         report.say(f"importing {name} (same as `runner import {name}`)")
         options = ImportOptions(architecture=site.architecture)

@@ -136,8 +136,8 @@ def create(args: argparse.Namespace, console: Console) -> int:
         state = _wait(cluster, console)
     except BaseException:
         console.warn(
-            f"what exists stays, and may cost money; to go on: runner cluster create {name}; "
-            f"to remove it: runner cluster destroy {name}"
+            f"what was created so far may still exist and cost money; to continue: runner cluster create {name}; "
+            f"if that is refused, or to remove it: runner cluster destroy {name}"
         )
         raise
     command = tool.remote(cluster, state)
@@ -187,7 +187,8 @@ def _wait(cluster: Cluster, console: Console, *, gone: bool = False) -> State:
             return state
         time.sleep(_PAUSE_SECONDS)
     what = f"{cluster.name} is still {last} after {_PATIENCE_SECONDS / 60:.0f} minutes"
-    raise RunnerError(what, "runner waits no longer", f"runner cluster status {cluster.name}")
+    why = "runner has stopped waiting; the cloud may still be working on it"
+    raise RunnerError(what, why, f"runner cluster status {cluster.name}")
 
 
 def show(args: argparse.Namespace, console: Console) -> int:
@@ -228,7 +229,7 @@ def ssh(args: argparse.Namespace, console: Console) -> int:
     if not state.address:
         raise RunnerError(
             f"{cluster.name} has no node to log in to",
-            state.word,
+            f"its state is {state.word}" + (f": {state.reason}" if state.reason else ""),
             f"runner cluster {'create' if state in (NOT_CREATED, INCOMPLETE) else 'status'} {cluster.name}",
         )
     if not state.is_ready:
@@ -261,7 +262,7 @@ def destroy(args: argparse.Namespace, console: Console) -> int:
             reasons += [f"cannot see whether jobs run: {output}"]
     if reasons and not args.force:
         fix = "save the data and wait for the jobs, then add --force"
-        raise RunnerError(f"{name} is not destroyed", "\n".join(reasons), fix)
+        raise RunnerError(f"{name} was not destroyed", "\n".join(reasons), fix)
     tool.run(cluster, "destroy", console)
     folders.remove(
         cluster.folder / cluster.values["deployment"]
@@ -279,10 +280,10 @@ def adopt(args: argparse.Namespace, console: Console) -> int:
     name = str(args.name or own or "")
     if not re.fullmatch(r"[\w-]+", name):
         why, fix = (
-            f"its name would be {name!r}",
+            f"its name would be {name!r}, but a name has only letters, digits, _ and -",
             "--name NAME, as you typed it when you created the cluster",
         )
-        raise RunnerError(f"{args.file} does not name a cluster", why, fix, exit_code=2)
+        raise RunnerError(f"cannot adopt {args.file}", why, fix, exit_code=2)
     target = (project.root or project.start) / "clusters" / f"{name}.toml"
     text = f'provider = "{"google" if "deployment_groups" in data else "aws"}"\ndeployment = "{name}"\n'
     text += f"document = {quoted(os.path.relpath(path, target.parent))}\n"

@@ -22,6 +22,6 @@ def connect_host(args: argparse.Namespace, console: Console) -> int:
 
         install(connection, console)
     console.say(
-        f"{args.host}: {'closed' if args.close else 'connected, for 12 hours after the last command'}"
+        f"{args.host}: {'closed' if args.close else 'connected; the connection closes 12 hours after the last command'}"
     )
     return 0

@@ -184,7 +184,7 @@ class Console:
         """Whether the user accepts something. Raises RunnerError if there is no terminal to ask on."""
         if not (sys.stdin.isatty() and self.terminal):
             raise RunnerError(
-                what, "it needs a confirmation, and there is no terminal for the question", fix
+                what, "runner cannot ask for confirmation, because there is no terminal", fix
             )
         self.say(f"{what}. Go on? [y/N]")
         return sys.stdin.readline().strip().lower() in ("y", "yes")

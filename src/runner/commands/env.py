@@ -228,7 +228,9 @@ def _of_command_line(args: argparse.Namespace, console: Console) -> dict[str, st
         raise RunnerError(
             f"no {'EDF' if adopted.no_edf else 'job file'} can do the same as this command line",
             "\n".join(refused),
-            "change these words, or put the command into a script: runner launch PATH",
+            "change the parts named above, or put the command into a script: runner launch PATH"
+            if adopted.no_edf or draft.command
+            else "add the program and its arguments at the end of the command line",
         )
     edf = args.into or args.output or "edf/NAME.toml"
     made = {edf: _edf_text(args.into, adopted, "a command line", console)}
@@ -236,7 +238,8 @@ def _of_command_line(args: argparse.Namespace, console: Console) -> dict[str, st
         for why in no_job:
             console.say(f"this command line cannot become a job file: {why}")
         if not no_job:
-            console.say("to also write a job file: -o edf/NAME.toml --job jobs/NAME.toml")
+            target = "" if args.into or args.output else "-o edf/NAME.toml "
+            console.say(f"to also write a job file: {target}--job jobs/NAME.toml")
         return made
     root = find_project().root or Path.cwd()
     in_project = Path(edf).parent.resolve() == root.resolve() / "edf"
@@ -263,7 +266,7 @@ def _edf_text(into: str | None, adopted: Adopted, name: str, console: Console) -
             "to run it in an existing environment: runner launch --env NAME -- COMMAND",
         )
     if adopted.writable is None and adopted.image and not (into or adopted.base):
-        why = "added to make the root file system writable, which pyxis does only with --container-writable"
+        why = "added, because the default differs between engines; if the program must not write there, set false"
         console.say(f"writable = true: {why}")
     for change in changes:
         if isinstance(change, Set) and change.keys[-1] != APPEND:

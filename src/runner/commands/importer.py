@@ -43,6 +43,9 @@ def run_importer(args: argparse.Namespace, console: Console) -> int:
         case words:
             usage = "runner-importer get IMAGE | release | sync LIST"
             raise RunnerError(
-                f"importer: {' '.join(words)!r}", "these are not its arguments", usage, exit_code=2
+                f"runner-importer: cannot use the arguments {' '.join(words)!r}",
+                "it accepts `get` with one image, `release` alone, or `sync` with one list",
+                usage,
+                exit_code=2,
             )
     return 0

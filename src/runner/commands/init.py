@@ -88,7 +88,7 @@ def init_project(args: argparse.Namespace, console: Console) -> int:
     if not args.all:
         console.say("to write all scripts, job files, environments and recipes: runner init --all")
     console.say(
-        "you can delete each file that you do not edit, except runner.toml: runner has its own copy"
+        "you can delete any file that you do not edit (runner has its own copy), but keep runner.toml"
     )
     console.say(f"next: runner launch sft --env {environment} --build")
     return 0
@@ -305,7 +305,7 @@ def _questions(
     if account is None and base.account is None and (base.account_required or seen.accounts):
         yours = f" (your accounts: {', '.join(seen.accounts)})" if seen.accounts else ""
         questions.append(
-            f"no account is set{yours}: write `account` into the file, or remove it and give --account NAME"
+            f"no account is set{yours}: set `account` in the file; or delete the file, and give --account NAME"
         )
     if partition is not None and seen.partitions and seen.partition(partition) is None:
         there = ", ".join(known.name for known in seen.partitions)

@@ -51,7 +51,10 @@ def launch_run(args: argparse.Namespace, console: Console) -> int:
     if args.ask and not args.dry_run:
         what = "--ask is given without --dry-run"
         raise RunnerError(
-            what, "it submits nothing", "runner launch … --dry-run --ask", exit_code=2
+            what,
+            "--ask only asks Slurm about the job, and never submits it",
+            "runner launch … --dry-run --ask",
+            exit_code=2,
         )
     sweep = None
     if args.sweep or args.at_once is not None:

@@ -59,8 +59,10 @@ def _check_part(args: argparse.Namespace, run: Run) -> None:
     if args.follow and (args.attempt is not None or args.tail is not None):
         raise RunnerError(
             "--follow does not work with --tail or --attempt",
-            "--follow always shows the whole output",
-            f"runner logs {run.name} -n {args.tail or 20}, then runner logs -f {run.name}",
+            "--follow shows the whole output of all attempts",
+            f"runner logs {run.name} --attempt {args.attempt}"
+            if args.attempt is not None
+            else f"runner logs {run.name} -n {args.tail}, then runner logs -f {run.name}",
             exit_code=2,
         )
     if args.tail is not None and args.tail < 1:

@@ -177,7 +177,7 @@ def _show_megatron(args: argparse.Namespace, console: Console) -> int:
     if more and {"--micro-batch", "--micro_batch"} & {*given}:
         raise RunnerError(
             f"--micro-batch {args.micro_batch} cannot be used with --megatron",
-            "each row is one layout of the model, with one micro batch",
+            "each row of its table is one layout of the model, for a single micro batch size",
             f"--micro-batch {micro}",
             exit_code=2,
         )

@@ -42,7 +42,7 @@ def run_on(
         raise RunnerError(
             f"{args.verb} does not take --on",
             "it is about this machine",
-            f"ssh {name}",
+            "leave out --on" if name == "all" else f"ssh {find_host(name, os.environ).target}",
             exit_code=2,
         )
     if names != [name] or name == "all":
@@ -72,7 +72,7 @@ def run_on(
             lost = RunnerError(
                 f"the connection to {name} was lost",
                 noise or "ssh ended with exit code 255",
-                f"look what was done (runner --on {name} status), then try again",
+                f"check what was done (runner --on {name} status), then run the same command again",
                 exit_code=255,
             )
         except _NotInstalled as error:
@@ -136,8 +136,8 @@ def _local_options(
     ]
     if changing:
         what, fix = (
-            f"env --{changing[0]} does not take --on",
-            "leave out --on, or use what env prints",
+            f"--on cannot be used with env {args.action} --{changing[0]}",
+            f"leave out --on, or leave out --{changing[0]} and use what the command prints",
         )
         raise RunnerError(
             what, "it changes files of the project, which is on this machine", fix, exit_code=2

@@ -55,7 +55,8 @@ def open_page(args: argparse.Namespace, console: Console) -> int:
         )
     if args.idle < 0:
         what = f"--idle {args.idle} is not a time"
-        raise RunnerError(what, "it must be 0 (never) or more minutes", "--idle 0", exit_code=2)
+        why = "it must be a number of minutes, or 0 for never"
+        raise RunnerError(what, why, "--idle 60", exit_code=2)
     if args.stdio:
         return _open_ssh(
             pages.running(args.where, args.site, find_project(), os.environ), 0, args, console
@@ -86,7 +87,7 @@ def open_page(args: argparse.Namespace, console: Console) -> int:
                 console.warn(f"{run.name} reaches its time limit in {left} minutes: save your work")
                 warned = mark
         ended = pages.minutes_left(run) == -1
-        again = "has ended too" if ended else "still runs: the same command connects again"
+        again = "is not running" if ended else "still runs: the same command connects again"
         console.warn(f"the tunnel has ended; {run.name} {again}")
         time.sleep(_FAREWELL_SECONDS)
         return 1
@@ -122,7 +123,9 @@ def _open_ssh(run: Run, pid: int, args: argparse.Namespace, console: Console) ->
     console.say(
         f"for VS Code, scp and rsync, add this line at the top of ~/.ssh/config: Include {path}"
     )
-    idle = f", or after {args.idle} minutes without a connection" if args.idle else ""
+    idle = ""
+    if args.idle and run.job == pages.SSH:  # one that this command has launched
+        idle = f", or after {args.idle} minutes without a connection"
     console.say(
         f"{run.name} ends with its job{idle}; to end the whole run now: runner cancel {run.name}"
     )

@@ -75,6 +75,8 @@ class Parser(argparse.ArgumentParser):
         if program:
             own = any(not each.endswith(".toml") and files.is_file(each) for each in words)
             advice = _instead(whole, program, known, advice, own=own)
+        if self._verb == "build" and not close:
+            advice = _to_build_with(word) or advice
         fix = [advice] if advice else []
         fix += [self.format_usage().strip(), f"{self.prog} --help"]
         raise RunnerError(
@@ -112,6 +114,46 @@ _OF_EDF = {
 }
 
 
+# options of `podman build` and `docker build` that sbatch does not have
+_OF_ENGINE = frozenset(
+    {
+        "add-host",
+        "cache-from",
+        "cap-add",
+        "cpuset-cpus",
+        "dns",
+        "format",
+        "isolation",
+        "label",
+        "layers",
+        "network",
+        "no-cache",
+        "progress",
+        "pull",
+        "rm",
+        "secret",
+        "security-opt",
+        "shm-size",
+        "squash",
+        "squash-all",
+        "ssh",
+        "target",
+        "ulimit",
+        "volume",
+    }
+)
+
+
+def _to_build_with(word: str) -> str:
+    """What to write instead of an option of `podman build` or `docker build`; empty for any other option."""
+    if word.startswith("-t"):
+        return "did you mean --tag?"
+    if word.startswith(("-f", "--file")):
+        return "runner build ./PATH/OF/Containerfile"
+    known = word[2:].partition("=")[0] in _OF_ENGINE
+    return f"for a flag of podman or docker: runner build … -- {word}" if known else ""
+
+
 def _instead(given: str, program: str, known: Container[str], near: str, *, own: bool) -> str:
     """What to write instead of an option that the verb does not have, for a verb that passes options on to `program`.
 
@@ -128,7 +170,8 @@ def _instead(given: str, program: str, known: Container[str], near: str, *, own:
         value = word[2:] or value
     if name in _OF_EDF:
         key = _OF_EDF[name]
-        return f"write `{key}` in the EDF of an environment, edf/NAME.toml, and give --env NAME"
+        edf = f"write `{key}` in the EDF of an environment, edf/NAME.toml, and"
+        return f"{edf} give --env NAME" if "--env" in known else f"{edf} name the environment"
     same = {option: KEYS[setting].flag for setting, option in FLAGS.items()}
     same |= {"time": "--time", **_OWN}
     if (ours := same.get(name)) and ours.split()[0] in known:
@@ -278,8 +321,8 @@ def selected_runs(args: argparse.Namespace) -> list[Run]:
 
     folder = runs_folder(args.site)
     if args.since and args.runs:
-        what = f"{args.verb}: RUN and --since"
-        raise RunnerError(what, "each of them selects the runs", "leave out one", exit_code=2)
+        what = f"{args.verb}: RUN and --since cannot be combined"
+        raise RunnerError(what, "each of them selects runs", "leave out one", exit_code=2)
     if args.since:
         filters = Filters(since=parse_since(args.since, datetime.now().astimezone()))
         return [run for run in list_runs(folder) if filters.passes_record(run)]

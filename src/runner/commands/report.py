@@ -24,7 +24,7 @@ def write_report(args: argparse.Namespace, console: Console) -> int:
     console.passing("")
     if args.json or not statuses:
         console.answer_json([each.record() for each in reports]) if args.json else console.say(
-            "no run was launched"
+            "no run was launched since then"
         )
         return 0
     text = render(
@@ -36,7 +36,7 @@ def write_report(args: argparse.Namespace, console: Console) -> int:
     data = text.encode(errors="backslashreplace")
     if len(data) > MOST_BYTES:
         usual = f"the usual {MOST_BYTES // 1000} kB"
-        console.warn(f"the report has {len(data) / 1000:,.0f} kB, more than {usual}")
+        console.warn(f"the report is {len(data) / 1000:,.0f} kB, more than {usual}")
     if args.md and not args.output:
         console.answer(text)
         return 0
@@ -53,6 +53,6 @@ def write_page(target: Path, data: bytes) -> None:
     """Write a report. Raises RunnerError if the file exists, and is not a report."""
     with files.explained(f"write {target}"):
         if target.exists() and MARK.encode() not in target.read_bytes()[:100]:
-            why = "the file exists, and it is not a report of runner"
+            why = "the file exists, and runner did not write it"
             raise RunnerError(f"cannot write {target}", why, "choose another name with -o")
     files.write(target, data)

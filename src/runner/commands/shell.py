@@ -43,6 +43,6 @@ def open_shell(args: argparse.Namespace, console: Console) -> int:
 
             count = write_trace(Path(args.trace), log)
             console.say(
-                f"{args.trace}: {count:,} files; to use it: runner import --trace {args.trace}"
+                f"{args.trace}: {count:,} files; to use it: runner import IMAGE --trace {args.trace}"
             )
         return code

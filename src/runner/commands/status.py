@@ -43,7 +43,7 @@ def show_status(args: argparse.Namespace, console: Console) -> int:
         if found[-1].progress is None and (name := unread(found[-1].run)):
             console.say(
                 f"{newest}: runner has found no step of the trainer {name} in the log; "
-                "at the next launch, leave out the trainer, so that runner recognizes it"
+                "at the next launch, do not set `trainer`: runner then recognizes the trainer by itself"
             )
         if found[-1].active:
             console.say(f"to see the output: runner logs -f {newest}")

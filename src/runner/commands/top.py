@@ -70,12 +70,12 @@ def _no_samples(status: RunStatus) -> RunnerError:
         what = f"{run.name} {'waits for its next attempt' if attempt else 'has not started'}"
         fix = f"runner watch {run.name}"
     elif status.active and attempt and attempt.outputs:
-        what = f"there are no samples of {run.name}"
-        why = "its own batch script starts its tasks, and runner only samples tasks that it starts"
+        what = f"{run.name} has no usage samples"
+        why = "your own batch script starts the tasks, and runner samples only the tasks that runner itself starts"
         fix = f"srun --jobid={attempt.job_id} --overlap --nodes=1 --pty top"
     elif status.active and attempt:
-        what = f"there are no samples of {run.name} yet"
+        what = f"{run.name} has no usage samples yet"
         why = f"attempt {attempt.number} has run for {attempt.elapsed}, and no node has sent a sample:"
-        why += " its program has not started, or the image lacks sleep, date or mv"
+        why += " the program has not started, or the image lacks sleep, date or mv"
         fix = f"runner logs -f {run.name}"
     return RunnerError(what, why, fix)

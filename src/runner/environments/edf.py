@@ -95,10 +95,12 @@ def parse_mount(text: str, where: str = "") -> Mount:
 
 
 def _advice(role: str, path: str) -> str:
-    if path.startswith("~"):
+    if path == "~" or path.startswith("~/"):
         return f"write ${{HOME}}{path[1:]}"
-    if path.startswith("$"):
-        return f"put the variable in braces: ${{{path[1:].partition('/')[0]}}}"
+    if found := re.match(r"\$(\w+)(?=/|$)", path):
+        return f"put the variable in braces: ${{{found[1]}}}"
+    if path.startswith(("~", "$")):
+        return "write the absolute path itself; only ${NAME} and ${NAME:-DEFAULT} are replaced"
     if role == "source":
         return f"write ./{path}, relative to the folder in which the job starts"
     return f"write /{path}"
@@ -193,10 +195,14 @@ def find_edf(name: str, project: Project, environ: Mapping[str, str]) -> Path:
 def _refuse_image(name: str, path: Path) -> None:
     """Raise RunnerError where an image is named as an environment, as `enroot start` and pyxis accept it."""
     if path.suffix in (".sqsh", ".squashfs", ".sif") and files.is_file(path):
+        edf = f"./edf/{path.stem}.toml"
+        fix = f"""mkdir -p edf && echo 'image = "{path.resolve()}"' >{edf}; then name the environment {edf}"""
+        if path.suffix == ".sif":
+            fix = "runner cannot run .sif files: import the image that it was made of: runner import docker://…"
         raise RunnerError(
             f"{name} is an image, not an environment",
             "an environment is an EDF, a TOML file that names the image and its mounts",
-            f"""mkdir -p edf && echo 'image = "{path.resolve()}"' >edf/{path.stem}.toml; then give --env {path.stem}""",
+            fix,
         )
 
 
@@ -281,6 +287,6 @@ def _check_texts(document: Document) -> None:
         if keys[0] == "env" and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", keys[1]):
             raise RunnerError(
                 f"{place}: {keys[1]!r} is not a variable name",
-                "a name consists of letters, digits, `_`, `.` and `-`, and does not begin with a digit",
+                "a name begins with a letter or `_`; letters, digits, `_`, `.` and `-` follow",
                 'write NAME = "value"',
             )

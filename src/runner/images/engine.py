@@ -48,12 +48,11 @@ def choose_engine(requested: str | None, environ: Mapping[str, str]) -> Engine:
     what = f"{requested} cannot be used here"
     if requested is None:
         what = "no container engine can be used here"
-    raise RunnerError(
-        what,
-        "\n".join(f"{name}: {reason}" for name, reason in reasons.items()),
-        "use a machine that has podman or docker, or ask an administrator to install podman"
-        " (on Debian: apt-get install --no-install-recommends podman)",
-    )
+    fix = "use a machine that has podman or docker, or ask an administrator to install podman"
+    fix += " (on Debian: apt-get install --no-install-recommends podman)"
+    if requested == "docker":
+        fix = "make docker work here, or name no engine: runner then takes podman first, and else docker"
+    raise RunnerError(what, "\n".join(f"{name}: {reason}" for name, reason in reasons.items()), fix)
 
 
 def open_store(engine: Engine, environ: Mapping[str, str]) -> Store:
@@ -127,7 +126,7 @@ def _configuration(environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[st
         files.write(path, text)
     reasons = "; ".join(f"{key}: {why}" for _, key, _, why in missing if why)
     return {"CONTAINERS_CONF": str(path)}, (
-        f"podman reads a containers.conf made by runner, {path}: {reasons}",
+        f"podman reads a containers.conf made by runner, {path}{f': {reasons}' if reasons else ''}",
     )
 
 
@@ -158,10 +157,10 @@ def _storage(environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...
         f"""mkdir -p {config.parent} && printf '[storage]\\ndriver = "overlay"\\n' > {config}"""
     )
     if (root / "vfs-images").is_dir():
-        note = f"podman's storage {root} uses the driver vfs, which writes a full copy of the image for each layer; "
-        return {}, (
-            f"{note}to use overlay instead (this removes all images): podman system reset && {advice}",
-        )
+        note = f"podman's storage {root} uses the driver vfs, which writes a full copy of the image for each layer"
+        if _overlay_works(root.parent):
+            note += f"; to use overlay instead (this removes all images): podman system reset && {advice}"
+        return {}, (note,)
     if not _overlay_works(root.parent):
         return {}, ()
     return overlay, (

@@ -186,8 +186,10 @@ def parse_source(text: str, start: Path) -> Source:
     if scheme != "docker":
         return Source(scheme, rest[2:])
     name = parse_reference(rest[2:])
-    if not name.repository or re.search(r"\s", rest):
+    if not name.repository:
         raise _invalid_source(text, "the image's name is missing")
+    if re.search(r"\s", rest):
+        raise _invalid_source(text, "an image's name cannot contain spaces")
     library = "library/" if not name.separator and "/" not in name.repository else ""
     return Source("docker", str(name).replace("/", f"/{library}", 1), user=name.user)
 
@@ -206,7 +208,7 @@ def _path_source(text: str, scheme: str, rest: str, start: Path) -> Source:
     if not path or not whole.exists():
         raise RunnerError(
             f"cannot read {text!r}",
-            f"{whole} does not exist",
+            f"{whole} does not exist" if path else "the path is missing",
             f"write {scheme}:PATH with the path of an existing folder or file",
         )
     if (scheme == "oci") != whole.is_dir():

@@ -125,7 +125,8 @@ def _failed(done: Completed) -> RunnerError:
     error = process.failed(done)
     if not _FULL.search(error.why):
         return error
-    fix = "remove images: runner gc, or runner gc IMAGE…   (runner images lists them)"
+    fix = "if the store is full: runner gc, or runner gc IMAGE… (runner images lists them)"
+    fix += "\nif podman's storage is full: podman image prune"
     return RunnerError("there is no space left for the image", error.why, fix)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -58,11 +59,12 @@ def need(programs: Iterable[str]) -> None:
     """Raise one RunnerError that names all missing programs and their packages."""
     missing = [program for program in programs if which(program) is None]
     if missing:
-        packages = sorted({PACKAGES.get(program, program) for program in missing})
+        packages = sorted({PACKAGES[program] for program in missing if program in PACKAGES})
+        debian = f"apt-get install --no-install-recommends {' '.join(packages)}   (or ask the admin for them)"
         raise RunnerError(
             f"these programs are missing on this machine: {', '.join(missing)}",
             "no folder on PATH contains them",
-            f"apt-get install --no-install-recommends {' '.join(packages)}   (or ask the admin for them)",
+            debian if packages else "install them, or ask the admin for them",
         )
 
 
@@ -131,10 +133,11 @@ def run(
                 start_new_session=own_session,
             )
     except subprocess.TimeoutExpired as error:
-        raise RunnerError(
-            f"{argv[0]} did not answer",
+        name = _program(argv)
+        raise TimedOut(
+            f"{name} did not answer",
             f"it did not end within {timeout_seconds:.0f} s",
-            f"try again, or check the server that {argv[0]} contacts",
+            f"run the same command again; if {name} contacts a server, check it",
         ) from error
     except OSError as error:
         raise _cannot_start(argv[0], error) from error
@@ -142,6 +145,20 @@ def run(
     if check and done.returncode != 0:
         raise failed(completed)
     return completed
+
+
+class TimedOut(RunnerError):
+    """A program did not end in time. It may have done its work."""
+
+
+def _program(argv: Sequence[str]) -> str:
+    """The program that a command starts, also behind `env --unset=NAME`."""
+    words = list(argv)
+    if words[0] == "env":
+        words = [
+            word for word in words[1:] if not word.startswith("-") and "=" not in word
+        ] or words
+    return words[0]
 
 
 def _cannot_start(program: str, error: OSError) -> RunnerError:
@@ -179,8 +196,7 @@ def failed(completed: Completed, fix: str = "") -> RunnerError:
     return RunnerError(
         f"{Path(completed.argv[0]).name} failed with exit code {completed.exit_code}",
         "\n".join(words[-12:]),
-        fix
-        or f"run the command by hand: {' '.join(completed.argv[:6])}{' …' if len(completed.argv) > 6 else ''}",
+        fix or f"run the command by hand: {shlex.join(completed.argv)}",
     )
 
 

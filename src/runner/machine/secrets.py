@@ -84,7 +84,7 @@ def check(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
         raise RunnerError(
             f"cannot read the secrets in {file}",
             str(error),
-            f"make it a UTF-8 text file that you can read: chmod 600 {file}",
+            f"it must be a UTF-8 text file; if you may not read it: chmod 600 {file}",
         ) from error
     if mode & 0o077:
         raise RunnerError(

@@ -47,7 +47,7 @@ def parse_size(text: str) -> int:
     if match is None:
         raise RunnerError(
             f"--gpu-memory {text!r} is not a size",
-            "a size must be a number with GiB, GB or MiB",
+            "a size is a number of GiB, or a number with GiB, GB or MiB",
             "--gpu-memory 80GiB",
         )
     unit = (match[2] or "GiB").upper()
@@ -245,7 +245,7 @@ def _number(config: Mapping[str, Any], key: str, name: str, default: int | None 
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise RunnerError(
                 f"{name}: {each} cannot be {value!r}",
-                "it must be a whole number from 1",
+                "it must be a whole number, 1 or greater",
                 "fix the config or the flag",
             )
         return value

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from runner.errors import RunnerError
@@ -240,7 +240,9 @@ def _send(
                 kind, data = _content(parcel.sources[name])
                 if f"{kind} {hashlib.sha256(data).hexdigest()}" != _sum(lists[0][name]):
                     raise RunnerError(
-                        f"/{name} changed while runner sent it", "its checksum differs", "try again"
+                        f"/{name} changed while runner sent it",
+                        "its checksum differs",
+                        "run the same command again",
                     )
                 add(name, data, kind)
         data = path.read_bytes()
@@ -253,7 +255,8 @@ def _send(
         moved = connection.ask("receive.sh", parcel.sites, stdin=path, **values)
     for name in filter(None, moved.split("\0")):
         report.warn(
-            f"/{name} was changed on {connection.host.name}: that version is now {name}.orig there"
+            f"/{name} was changed in the copy on {connection.host.name}: that version is now beside it, "
+            f"as {PurePosixPath(name).name}.orig"
         )
     return len(data)
 

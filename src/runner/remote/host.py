@@ -35,7 +35,7 @@ def find_host(name: str, environ: Mapping[str, str]) -> Host:
     if not re.fullmatch(r"[\w.@:%\[\]][\w.@:%\[\]-]*", name):
         raise RunnerError(
             f"{name!r} is not a host",
-            "it may have letters, digits and _ . @ : % [ ] -, and must not begin with -",
+            "a host's name contains only letters, digits and _ . @ : % [ ] -, and does not begin with -",
             "runner --on HOST …",
             exit_code=2,
         )
@@ -46,7 +46,14 @@ def find_host(name: str, environ: Mapping[str, str]) -> Host:
     refuse_unknown_keys(document, (), ("host", "site", "folder", "login"), "host")
     typed(document, ("login",), dict)
     refuse_unknown_keys(document, ("login",), ("key", "certificate", "renew"), "host")
-    target = find_host(typed(document, ("host",), str, name), {}).target
+    try:
+        target = find_host(typed(document, ("host",), str, name), {}).target
+    except RunnerError as error:
+        error.what, error.fix = (
+            f"{document.place('host')}: {error.what}",
+            'host = "login.example.org"',
+        )
+        raise
     folder = typed(document, ("folder",), str, Host._field_defaults["folder"])
     folder = re.sub("^~/", "${HOME}/", folder)
     if not folder.startswith(("/", "${")):

@@ -27,7 +27,7 @@ def install(connection: Connection, report: Report) -> None:
     name = connection.host.name
     answer = connection.ask("python.sh").splitlines()
     if len(answer) < 4 or not answer[3]:
-        why = "none of python3, python3.11, …, python3.14 on the PATH of ssh is CPython 3.11 or newer with glibc"
+        why = "over ssh, none of python3, python3.11, …, python3.14 on PATH is CPython 3.11 or newer with glibc"
         fix = "load a newer Python in ~/.bashrc there, or install uv there and run: uv python install 3.12"
         raise RunnerError(f"{name} has no suitable Python", why, fix)
     python, tag, machine, glibc = answer[:4]
@@ -70,7 +70,8 @@ def _download(folder: Path, tag: str, platforms: list[str]) -> None:
     done = process.run((*argv, *required), check=False)
     if done.exit_code:
         raise process.failed(
-            done, f"correct this, or install runner {__version__} on the other machine yourself"
+            done,
+            f"fix the problem that pip reports, or install runner {__version__} on the other machine yourself",
         )
 
 
@@ -82,7 +83,7 @@ def _own_files() -> Iterator[tuple[Path, str]]:
     ]
     if not shipped.is_relative_to(package):
         parts = list(shipped.glob("Containerfile.*"))
-        for kind in ("clusters", "containers", "edf", "jobs"):
+        for kind in ("clusters", "containers", "docs", "edf", "jobs"):
             parts += (shipped / kind).rglob("*")
         found += [
             (path, f"runner/shipped/{path.relative_to(shipped).as_posix()}") for path in parts

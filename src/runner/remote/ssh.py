@@ -87,7 +87,7 @@ class Connection:
         raise RunnerError(
             f"cannot forward port {port} of {self.host.name}",
             said,
-            f"ask the administrators of {self.host.name} whether its sshd allows it (AllowTcpForwarding)",
+            f"run the same command again; if it fails again: runner connect {self.host.name}",
         )
 
     def cancel(self, forward: str) -> None:
@@ -149,7 +149,7 @@ class Connection:
         if ago <= 0:
             return ""
         shown = f"{ago // 60:.0f} min" if ago < 3600 else f"{ago // 3600:.0f} h"
-        return f"the certificate {newest} has expired {shown} ago"
+        return f"the certificate {newest} expired {shown} ago"
 
     def verb(self, words: str, mark: str, *, terminal: bool, **values: str) -> tuple[str, ...]:
         """The ssh command for a verb, whose words are quoted for sh. On stdout, a line `MARK STATE PID` comes first.
@@ -157,9 +157,11 @@ class Connection:
         The values are those of verb.sh.
         """
         if len(os.fsencode(words)) > _LONGEST:
-            why = f"with --on, all arguments together may have {_LONGEST} bytes"
+            why = f"with --on, all arguments together may have at most {_LONGEST} bytes"
             raise RunnerError(
-                "the command line is too long", why, "write the text to a file, and pass its name"
+                "the command line is too long",
+                why,
+                "write the longest argument to a file, and pass the file's name",
             )
         values = {"mark": mark, "version": __version__, "site": self.host.site, **values}
         return self.argv("-t" if terminal else "-T", self._command("verb.sh", words, values))

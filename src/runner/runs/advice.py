@@ -102,6 +102,8 @@ def _of_restart_gap(account: Account, tables: Tables) -> str:
         return ""
     if rung in _WITHOUT_SCHEDULER or not rung:
         return "see why the attempts failed: runner why"
+    if _is_own_script(tables):
+        return "see why the attempts failed: runner why"
     if attempt.cause == _MACHINE and not tables.get("job.resources", {}).get("spare_nodes"):
         return "keep the allocation if a node fails: spare_nodes in [resources]"
     if tables.get("job.restart", {}).get("in_place") is not True:

@@ -35,9 +35,9 @@ def with_folder(job: Job, waits: Dependencies) -> Job:
         return job
     if len(waits.runs) != 1:
         raise RunnerError(
-            f"cannot fill in {PLACE} from {len(waits.runs) or 'no'} runs",
-            f"{PLACE} stands for the folder of the run to wait for: --after and --after-any must name exactly one",
-            "name one run, or write the path of the folder",
+            f"cannot fill in {PLACE}: {len(waits.runs) or 'no'} runs are named",
+            f"{PLACE} stands for the folder of the run to wait for, so name one run with --after or --after-any",
+            f"name one run, or write the path of the folder instead of {PLACE}",
         )
     return job.filled(PLACE, str(waits.runs[0].folder))
 
@@ -80,7 +80,7 @@ def still_pending(waits: Dependencies) -> Dependencies:
         status = found[run.name]
         if status.state == "PREPARING":
             raise RunnerError(
-                f"the run {run.name}, given with --after, was not submitted",
+                f"the run {run.name}, given with --after, has not been submitted yet",
                 "it is being launched, or its launch was interrupted",
                 f"runner status {run.name}, then launch again",
             )
@@ -88,7 +88,7 @@ def still_pending(waits: Dependencies) -> Dependencies:
             code = "" if status.exit_code is None else f", exit code {status.exit_code}"
             raise RunnerError(
                 f"the run {run.name}, given with --after, ended as {status.state}{code}",
-                f"with --after, a run starts only if {run.name} ends with exit code 0",
+                f"with --after, a run starts only if {run.name} ends by itself with exit code 0",
                 f"runner why {run.name}; to start in any case: --after-any {run.name}",
             )
     kinds = ([found[run.name] for run in runs] for runs in (waits.succeeded, waits.ended))

@@ -84,8 +84,8 @@ def budget_of(project: Project, site: Site) -> Budget:
             if own is not None and own < 0:
                 raise RunnerError(
                     f"{settings}: {key} is {own}",
-                    "a budget is a number from 0",
-                    f"use a number from 0, or leave out {key} for no limit",
+                    "it must be 0 or more",
+                    f"use 0 or a larger number, or leave out {key} for no limit",
                 )
             found[key] += [] if own is None else [own]
     return Budget(*(min(found[key], default=None) for key in KEYS))
@@ -151,7 +151,8 @@ def check(
         raise _beyond(
             f"this launch starts {started} {noun}",
             f"{use.text(budget)}",
-            "wait until a run has ended (runner watch), cancel one, or start fewer at once: --at-once N",
+            "wait until a run has ended (runner watch), or cancel one"
+            + (", or start fewer at once: --at-once N" if runs > 1 else ""),
         )
 
 
@@ -161,14 +162,14 @@ def _refuse_hours(budget: Budget, use: Use, most: float) -> None:
         raise _beyond(
             f"this launch may use {most:,.1f} GPU hours, and {max(0.0, limit - use.gpu_hours):,.1f} are left",
             f"{use.text(budget)}",
-            "ask for fewer nodes, less time or fewer restarts, or launch later",
+            "launch later, or with fewer nodes, less time or fewer restarts",
         )
 
 
 def _beyond(what: str, used: str, fix: str) -> RunnerError:
     return RunnerError(
         what,
-        f"{used}; --yes does not change a budget",
+        f"{used}; --yes does not override a budget",
         f"{fix}; or ask for a higher limit: [budget] in runner.toml, budget_… in the site file",
     )
 

@@ -87,7 +87,7 @@ def check(job: Job, site: Site) -> None:
     if not NAME.fullmatch(job.name):
         raise RunnerError(
             f"cannot use the job name {job.name!r}",
-            "the run folder gets this name: at most 60 letters, digits, `.`, `_` and `-`",
+            "the run folder is named after the job: a name has at most 60 letters, digits, `.`, `_` and `-`",
             "choose another name that begins with a letter or a digit",
         )
     _check_numbers(job)
@@ -105,7 +105,7 @@ def check(job: Job, site: Site) -> None:
             raise unknown("mail event", event, MAIL_EVENTS)
     for event in job.notify:
         if event not in NOTIFY_EVENTS:
-            raise unknown("event of notify", event, NOTIFY_EVENTS)
+            raise unknown("notify event", event, NOTIFY_EVENTS)
     for name in job.save_signal:
         if name not in SAVE_SIGNALS:
             raise unknown("save_signal", name, SAVE_SIGNALS, place=job.origins["save_signal"].place)
@@ -172,7 +172,7 @@ def _check_numbers(job: Job) -> None:
     if resources.memory is not None and not MEMORY.fullmatch(resources.memory):
         raise RunnerError(
             f"cannot read the memory {resources.memory!r}{_where(job.origins.get('memory'))}",
-            "the memory per node must be a number with K, M, G or T",
+            "the memory per node must be a number, usually with a unit: K, M, G or T",
             '"450G"',
         )
     for key in ("partition", "account"):
@@ -201,9 +201,11 @@ def _check_spares(job: Job) -> None:
     if restart is None or not restart.node_failure:
         raise RunnerError(
             what,
-            "the job may not restart after a node failure",
-            "allow it: add node_failure = 3 to [restart] in the job file, "
-            "or use --restart node_failure=3, which replaces [restart]",
+            "[restart] does not allow a restart after a node failure",
+            "add node_failure = 3 to [restart] in the job file, "
+            "or use --restart node_failure=3"
+            + (f" --restart time_limit={job.chain - 1}" if job.chain else "")
+            + ", which replaces [restart]",
         )
     if restart.in_place is False:
         raise RunnerError(
@@ -299,7 +301,7 @@ def check_variable(name: str, value: str) -> None:
     if name in _LAUNCHERS_OWN:
         raise RunnerError(
             f"cannot set the variable {name}",
-            "the batch script sets it for each task",
+            "runner or the launcher sets or unsets it for each task",
             "leave out the variable; nodes, tasks_per_node and launcher determine the ranks",
         )
     if name in _SHELLS_OWN or name.startswith("BASH"):

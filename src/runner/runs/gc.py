@@ -195,7 +195,7 @@ def chosen_images(
         if match.active:
             raise RunnerError(
                 f"{match.name} is in use",
-                f"these runs, which have not ended as far as is known, use it: {', '.join(match.active)}",
+                f"these runs use it and, as far as runner knows, have not ended: {', '.join(match.active)}",
                 f"wait until they have ended, or end them: runner cancel {' '.join(match.active)}",
             )
         if match not in found:

@@ -151,14 +151,14 @@ def missing_image(
     if image.brought_by:
         return RunnerError(
             f"the image of environment {environment.name!r} is not in Sarus Suite's store: {image.reference}",
-            "the store does not have it, or only a part of it, so each node would try to pull it when the job starts",
-            f"{' '.join(image.brought_by)}\nor let the launch do it first: --build",
+            "the store lacks all or part of it, so each node would try to pull it when the job starts",
+            f"{' '.join(image.brought_by)}\nor, with `runner launch` and `runner shell`: --build",
         )
     assert image.stable is not None
     recipe = image.stable.name.removesuffix(".sqsh")
     what = f"the image of environment {environment.name!r} does not exist: {image.stable}"
     why = "it was not imported yet, it was removed, or the path is wrong"
-    fix = f"runner build {recipe}\nrunner import {recipe}\nor let the launch do both first: --build"
+    fix = f"runner build {recipe}\nrunner import {recipe}\nor, with `runner launch` and `runner shell`: --build"
     if found := _elsewhere(image.stable, environ):
         site, folder = found
         why = f"the image is in the image folder of site {site}: {folder / image.stable.name}"

@@ -90,7 +90,8 @@ def prepare(
     runs = None
     with suppress(RunnerError):  # the path may contain a variable that is defined only on the site
         runs = site.runs(environ, project)
-        job = resolve.with_measured(job, runs)
+        if not site.is_local:  # there, nothing limits the time
+            job = resolve.with_measured(job, runs)
     job = with_save_signal(
         resolve.with_save_every(job, program, site, runs), program, project, site
     )
@@ -286,7 +287,11 @@ def _job_path(name: str, project: Project) -> Path:
     except RunnerError as error:
         if name in script_names(project):
             error.fix = f"{name} is a script: runner launch --env ENV --script {name}"
-        elif "did you mean" in error.fix or "/" in name or name.startswith("."):
+        elif (
+            error.fix.startswith(("did you mean", "to use the file"))
+            or "/" in name
+            or name.startswith(".")
+        ):
             raise
         elif process.which(name) is not None:
             error.fix = f"to run the command {name}: runner launch … -- {name}"

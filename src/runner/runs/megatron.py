@@ -229,9 +229,10 @@ def _sizes(shape: Shape, job: Job, site: Site, options: Options) -> tuple[Layout
         least = min(possible, key=lambda each: totals[each])
         raise RunnerError(
             f"the model needs more memory than {job.gpus} GPUs have",
-            f"a GPU has {limit / GIB:.0f} GiB{assumed}, but the best split needs {totals[least] / GIB:.0f} GiB "
-            f"({least.text}), and some must stay free",
-            "more --nodes, or a smaller --size; to list the ways to split a model: runner memory --megatron SIZE",
+            f"even the best split ({least.text}) needs {totals[least] / GIB:.0f} GiB per GPU, and some memory must "
+            f"stay free; a GPU has {limit / GIB:.0f} GiB{assumed}",
+            "more --nodes, or a smaller --size; to list the ways to split a model: runner memory --megatron SIZE "
+            f"--gpus {job.gpus}",
         )
     chosen = fitting[0] if fitting else asked
     copies = micro * (job.gpus // chosen.gpus)
@@ -265,7 +266,8 @@ def _check_sets(prefix: str, index: Path, options: Options) -> None:
         raise RunnerError(
             f"{prefix}.idx is not a Megatron index",
             "its header is wrong",
-            "runner launch megatron-data -- --input FILE --output-prefix PREFIX …",
+            "runner launch megatron-data -- --input FILE --output-prefix PREFIX …; "
+            "its log shows the value for --data-path",
         )
     (count,) = struct.unpack_from("<Q", header, 18)
     shares, end = _shares(options), 0
@@ -315,7 +317,7 @@ def _number(options: Options, name: str, default: int) -> int:
         raise RunnerError(
             f"{_flag(name)} {text!r} is not a number",
             "it must be 0 or more",
-            f"{_flag(name)} {default}",
+            f"{_flag(name)} {default}" if default else f"give a number, or leave out {_flag(name)}",
         )
     return int(text)
 

@@ -115,13 +115,16 @@ def read_curves(
         points = {metric: rows for metric, rows in points.items() if rows}
     elif not known:
         raise RunnerError(
-            f"{run} has no metrics yet",
+            f"{run} has no metrics",
             f"{source.source} contains no training step",
-            f"wait for the first step; if `runner logs {run}` shows steps, describe your trainer: {page('trainers')}",
+            f"if it has just started, wait for its first step; if `runner logs {run}` shows steps, "
+            f"describe your trainer: {page('trainers')}",
         )
     for metric, rows in points.items():
         if not rows:
-            raise unknown(f"metric of {run}", metric, known - _NO_METRICS, "use one of these names")
+            raise unknown(
+                f"metric in {run}:", metric, known - _NO_METRICS, "use one of these names"
+            )
     return tuple(_curve(run, metric, rows) for metric, rows in points.items())
 
 

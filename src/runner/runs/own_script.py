@@ -176,9 +176,7 @@ class OwnScriptPlan(RunPlan):
         except RunnerError as error:
             if self.in_snapshot or not self.own.reads_bash_env:  # it runs from a copy
                 raise
-            report.warn(
-                f"the run folder gets no copy of the code, and none of the script: {error.what}"
-            )
+            report.warn(f"copying neither the code nor the script to the run folder: {error.what}")
             files = {name: text for name, text in self.files.items() if name != self.own.kept}
             return replace(self, snapshot=Snapshot((), None), files=files)
         return self
@@ -221,7 +219,7 @@ def plan_of(
         raise RunnerError(
             what,
             "--after sets --dependency too",
-            "leave out --after, or add its job id to --dependency",
+            "leave out --dependency; or leave out --after, and add the job id of that run to --dependency",
         )
     job = after.with_folder(job, waits)
     main, taken, trouble = _snapshot(script, project, strict=request.from_snapshot)
@@ -366,10 +364,10 @@ def load(
     for refused, some in ((_REFUSED_OPTIONS, (options,)), (_REFUSED_SETTINGS, layers)):
         for name, layer in ((name, layer) for name in refused for layer in some if name in layer):
             flag = name if layer is job_file else f"--{_SHORT_NAMES.get(name, name)}"
-            what = f"{layer[name].origin}: {flag} cannot apply to a batch script"
+            what = f"{layer[name].origin}: {flag} cannot be used with your own batch script"
             raise RunnerError(what, *refused[name])
     if str(value(options, "export")).upper() == "NIL":
-        what = f"{options['export'].origin}: --export=NIL cannot apply to a batch script"
+        what = f"{options['export'].origin}: --export=NIL cannot be used with your own batch script"
         why = "runner must pass the job a variable that names the run folder, which --export=NIL forbids"
         raise RunnerError(what, why, "use --export=NONE, to which runner adds its own variables")
     return OwnScript(word, project.start, text, options, tuple(others), (*added, *file, *own))
@@ -540,10 +538,11 @@ def notes_of(script: OwnScript, layers: Sequence[Layer]) -> tuple[str, ...]:
         )
     if script.in_container:
         found.append(
-            "the script itself runs in a container, which needs bash and the run folder to record attempts"
+            "the script itself runs in a container: to record attempts, runner needs bash and the run folder in it"
         )
     if not script.reads_bash_env:
         found.append(
-            "its first line starts no bash that reads BASH_ENV, so sbatch gets a wrapper: Command= and $0 differ"
+            "the script's first line does not start a bash that reads BASH_ENV, so sbatch gets a wrapper: "
+            "`scontrol show job` shows it as Command, and $0 is the copy in the run folder"
         )
     return tuple(found)

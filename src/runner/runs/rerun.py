@@ -78,7 +78,7 @@ def find(word: str, runs: Path) -> Locked:
         raise RunnerError(
             f"cannot launch the run of {path} again",
             "the file has no table [files]: it is not a lock, or an earlier version of runner wrote it",
-            "launch with the words of `command_line` in the run.json beside it",
+            "run `runner` with the arguments listed under `command_line` in the run folder's run.json",
         )
     return Locked(path, tables)
 
@@ -131,7 +131,12 @@ def losses(locked: Locked) -> tuple[str, ...]:
     )
     now = hub.revisions(words, locked.folder, locked.tables.get("job.env", {}))
     return tuple(
-        f"{name}: the run used {before}; the cache now has {now.get(name, hub.NOT_HERE)}"
+        f"{name}: the run used {before}, "
+        + (
+            f"the cache now has {now[name]}"
+            if now.get(name, hub.NOT_HERE) != hub.NOT_HERE
+            else "which the cache lacks"
+        )
         for name, before in locked.tables.get("revisions", {}).items()
         if before != hub.NOT_HERE and now.get(name) != before
     )
@@ -191,13 +196,14 @@ def need_image(locked: Locked, report: Report) -> None:
     if not source:
         command = "put the file back, or launch again with another image"
     if recipe.get("name"):
-        command = f"runner import {recipe['name']}   # if the image is gone too: build it, and launch again"
+        command = f"runner import {recipe['name']}"
+        command += "   # if podman or docker no longer has the image: build it, and launch again"
     if recipe.get("revision"):
         command += f"; the recipe was at {recipe['revision']}"
     if not table.get("store_id"):
         if Path(reference).is_absolute() and not Path(reference).exists():
-            why = "the file no longer exists"
-            raise RunnerError(f"{locked.name} needs the image {reference}", why, command)
+            what = f"{locked.name} needs the squashfs file {reference}"
+            raise RunnerError(what, "it no longer exists", command)
         return
     row = sarus_store.find(reference, sarus_store.list_images())
     if row is None:

@@ -115,7 +115,7 @@ def _no_program(layers: Sequence[Layer]) -> RunnerError:
     if path:
         return RunnerError(
             "nothing to run",
-            f"{path} sets neither `script` nor `command`",
+            f"{path} sets none of `script`, `batch` and `command`",
             f'add script = "jobs/NAME.py" to {path.name}',
         )
     what = "there is no job, no script and no command on the command line"

@@ -201,7 +201,9 @@ def load(folder: Path) -> Run:
         raise RunnerError(
             f"cannot read {path}",
             str(error),
-            "restore the file, or remove the run folder if you no longer need it",
+            "ask its owner for access, or name another run"
+            if isinstance(error, PermissionError)
+            else "restore the file, or remove the run folder if you no longer need it",
         ) from error
 
 
@@ -342,7 +344,7 @@ def _no_run_but_a_file(word: str) -> RunnerError:
     """The error for a log or another file where a run is expected."""
     return RunnerError(
         f"{word} is a file, not a run",
-        "a run is named by its name, a job id, `last` or the path of its run folder",
+        "you can refer to a run by its name, a job id, `last` or the path of its run folder",
         f"`runner status` lists the runs; if this file is the log of a job: runner why {word}",
     )
 

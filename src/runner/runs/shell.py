@@ -185,7 +185,7 @@ def in_live_folder(
     if is_shared_place(root):
         say(
             f"{root} is not mounted, because it is your home folder, a temporary folder or the root folder: "
-            "the shell starts in the image's working directory"
+            "the working directory is that of the EDF, or else of the image"
         )
         return environment
     say(f"your folder {root} is mounted; your changes to its files are kept")
@@ -214,7 +214,7 @@ def _place_of_run(
     environment = replace(load_environment(str(edf), alone, environ), name=run.environment)
     status = ask([run])[0]
     if status.state == "UNKNOWN" and goes_on(status):
-        why = f"it is not known whether it still runs: {status.reason}"
+        why = f"runner cannot tell whether the run is still running: {status.reason}"
         raise RunnerError(f"cannot open a shell in {run.name}", why, "run the same command again")
     inside = not run.is_local and status.state == "RUNNING"
     name = engine or run.engine

@@ -219,7 +219,7 @@ def _names(root: Path, question: Question | None) -> sent.Names:
             None,
             [],
             [
-                f"git does not answer ({answer}): the commit and your changes are not recorded",
+                f"git failed ({answer}): the commit and your changes are not recorded",
                 *_note_of_folders(root),
             ],
         )
@@ -241,12 +241,16 @@ def _too_many(root: Path, names: Sequence[str], *, git: bool) -> RunnerError:
         top = f"{name.partition('/')[0]}/" if "/" in name else ""
         tops[top] = tops.get(top, 0) + 1
     top = max(tops, key=lambda each: tops[each])
-    ignore = f"add /{top} to {root}/.gitignore; or move" if top else "move"
+    ignore = (
+        f"add /{top} to {root}/.gitignore, move the files elsewhere,"
+        if top
+        else "move the files elsewhere"
+    )
     return RunnerError(
         f"{root} has more than {UNTRACKED_LIMIT:,} files that git does not track, "
-        f"at least {tops[top]:,} {f'in {top}' if top else 'at the top'}",
+        f"at least {tops[top]:,} {f'in {top}' if top else 'in the folder itself'}",
         "a launch copies untracked files together with the code; that many files are usually data, not code",
-        f"{'' if git else f'run git init {root}, and '}{ignore} or commit the files",
+        f"{'' if git else f'run git init {root}, and '}{ignore} or commit them",
     )
 
 
@@ -259,7 +263,7 @@ def _note_of_folders(root: Path) -> list[str]:
     """A note about folders that are left out of a project without git. Folders of runs are not named."""
     found = sorted(name for name in _data_folders(root) - {"runs"} if (root / name).is_dir())
     names = ", ".join(f"{name}/" for name in found)
-    note = f"left out of the code snapshot: {names} (usually data; a Python package has an __init__.py)"
+    note = f"left out of the code snapshot: {names} (usually data; if one is a Python package, add an __init__.py)"
     return [note] if found else []
 
 

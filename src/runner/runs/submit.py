@@ -41,7 +41,7 @@ def check_room(folder: Path) -> tuple[str, ...]:
         if why:
             raise RunnerError(
                 f"there is not enough space for a run in {folder}",
-                f"{why}: the job could not save checkpoints",
+                f"{why}, so the job may be unable to save checkpoints",
                 "free some space (runner gc --runs --older 30d, or delete old checkpoints),"
                 " or use another folder: export RUNNER_RUNS=FOLDER",
             )

@@ -322,7 +322,9 @@ def _lines(document: Document) -> Iterator[str]:
     ):
         why = "it needs `like`, [checkpoints], or a pattern such as `step` in [[lines]]"
         raise RunnerError(
-            f"{document.path}:1: the trainer has no patterns", why, "add them, or remove the file"
+            f"{document.path}:1: the trainer has no patterns",
+            why,
+            "add one of them, or remove the file",
         )
     for key in (key for key in _CHECKPOINTS if key in checkpoints):
         value = checkpoints[key]
@@ -345,14 +347,16 @@ def _pattern(document: Document, value: Any, keys: tuple[str, ...], *, check: bo
     place = f"{document.place(*keys)}: {keys[-1]}"
     if not isinstance(value, str) or not value or "\n" in value:
         raise RunnerError(
-            f"{place} must be a pattern", f"its value is {value!r}", f"{keys[-1]} = 'step +'"
+            f"{place} must be a pattern",
+            f"its value is {value!r}",
+            f"write a regular expression in quotes: {keys[-1]} = '…'",
         )
     if found := _FOREIGN.search(value):
         why = f"not every awk understands {found[0]}"
         raise RunnerError(
             f"{place} uses {found[0]}",
             why,
-            "write [0-9] for \\d, [[:space:]] for \\s, and xxx* for x{2,}",
+            "write [0-9] for \\d, [[:space:]] for \\s, [[:alnum:]_] for \\w, ( for (?:, and xxx* for x{2,}",
         )
     if check:
         try:

@@ -69,7 +69,7 @@ def test_what_podman_saves(podman: Podman, tmp_path: Path, form: str) -> None:
             assert again.read(1000)[:1000] == read_layer(image.layers[0])[:1000]
     gzipped = tmp_path / "image.tar.gz"
     gzipped.write_bytes(gzip.compress(path.read_bytes(), 1))
-    refuse(gzipped, "gzip -dk", form)
+    refuse(gzipped, "gzip -dc", form)
 
 
 @pytest.mark.parametrize("compress", [False, True])
@@ -127,7 +127,7 @@ def test_several_images_in_one_docker_archive(tmp_path: Path) -> None:
         ({}, "no manifest.json"),
         ({"index.json": b"{}"}, "which oci-archive:FILE reads"),
         ({"manifest.json": b"{}"}, "'list' is not a list"),
-        ({"manifest.json": b"[]"}, "does not contain an image"),
+        ({"manifest.json": b"[]"}, "its manifest.json lists no images"),
         ({"manifest.json": b"[null]"}, "list of objects"),
         ({"manifest.json": b"[{}]"}, "the archive has no file"),
         ({"manifest.json": to_json([{"Config": "../../etc/passwd", "Layers": []}])}, "the archive has no file"),

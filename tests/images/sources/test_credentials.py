@@ -91,7 +91,7 @@ def test_enroots_file_has_hosts_without_ports(home: Home, registry: str) -> None
     assert home.login(registry) == ("b", "2") and home.login(host) == ("a", "1")
     assert f"machine {host} login" in how_to_add(registry, home.environ)
     home.enroot("machine other login a password 1\n")
-    assert f"has no line for {host})" in home.find(registry).looked[0]
+    assert f"has no line with a password for {host})" in home.find(registry).looked[0]
 
 
 def test_a_named_user_gets_their_own_login_wherever_it_is(home: Home) -> None:

@@ -89,6 +89,10 @@ def test_several_images_need_a_tag(tmp_path: Path) -> None:
     with pytest.raises(RunnerError, match="no image has the tag 'three'") as caught:
         read(folder, "three")
     assert caught.value.why == "its tags are localhost/x:two, one"
+    untagged = layout(tmp_path / "y", make_index(describe(MANIFEST, MANIFEST_TYPE)))
+    with pytest.raises(RunnerError, match="no image has the tag 'three'") as caught:
+        read(untagged, "three")
+    assert caught.value.fix == "leave out the tag; this works if the layout contains only one image"
 
 
 def test_one_tag_for_several_platforms(tmp_path: Path) -> None:

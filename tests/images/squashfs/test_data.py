@@ -352,7 +352,7 @@ def test_equal_places_take_few_bytes() -> None:
     "text", ["", "zip", "zstd:0", "zstd:23", "zstd:", "zstd:x", "gzip:10", "none:1", "lz4:1", "lzo", "zstd:²"]
 )
 def test_a_compression_that_there_is_not_is_refused(text: str) -> None:
-    with pytest.raises(RunnerError, match="--compression cannot be"):
+    with pytest.raises(RunnerError, match="the compression cannot be"):
         Compression.parse(text)
 
 

@@ -70,7 +70,7 @@ def attach(
     chosen = engine_of(name)
     full, notes = decided(environment, site, chosen, environ)
     if chosen.needs_image and not full.image:
-        fix = "set `image` in the EDF, or use --engine host, without a container"
+        fix = "set `image` in the EDF, or use the engine host, without a container"
         raise refuse(full, "image", name, "`image` is empty", fix)
     if chosen.uses_container:
         check_names(full, name)

@@ -48,7 +48,7 @@ def attach(environment: Environment, site: Site) -> Attachment:
     """The words before the command. Variables are passed as APPTAINERENV_NAME, which can contain any text."""
     check_edf(environment, "apptainer")
     if environment.entrypoint:
-        why = "`apptainer exec` never runs the entrypoint, and `apptainer run` does not accept a command"
+        why = "runner starts commands with `apptainer exec`, which never runs the entrypoint"
         fix = "put the entrypoint's program at the start of the command"
         raise refuse(environment, "entrypoint", "apptainer", why, fix)
     exports, inside = split_env(environment)

@@ -29,6 +29,11 @@ def check_edf(environment: Environment, engine: str) -> None:
     if environment.devices:
         why = "this engine does not read `devices`; it selects GPUs with NVIDIA_VISIBLE_DEVICES"
         fix = 'remove `devices`; for an image that is not NVIDIA\'s, add NVIDIA_VISIBLE_DEVICES = "all" to [env]'
+        if engine == "apptainer":
+            why, fix = (
+                "this engine does not read `devices`",
+                "remove `devices`: --nv shows all GPUs",
+            )
         raise refuse(environment, "devices", engine, why, fix)
     if bare_squashfs(environment):
         why = f"{environment.image!r} would be read as the name of an image in a registry"
@@ -38,7 +43,7 @@ def check_edf(environment: Environment, engine: str) -> None:
     for index, mount in enumerate(environment.mounts):
         if any(character in mount.source + mount.target for character in MOUNTS.separators):
             why = f"{mount.text()!r}: colons separate the fields of a mount, and a colon or newline cannot be escaped"
-            fix = "rename the folder, or mount a symlink whose path has no colon; ${VAR:-default} contains a colon too"
+            fix = "rename the folder, or mount a symlink whose path has no colon; or choose another target"
             raise refuse(environment, f"mounts.{index}", engine, why, fix)
 
 

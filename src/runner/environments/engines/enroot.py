@@ -7,7 +7,14 @@ from runner.environments.edf import Mount
 from runner.environments.engines.ce import check_edf
 from runner.environments.engines.engine import Engine
 from runner.environments.engines.pyxis import NO_LOGIN_SHELL
-from runner.environments.engines.shared import MountSyntax, dialect, inside_words, refuse, script
+from runner.environments.engines.shared import (
+    MountSyntax,
+    dialect,
+    inside_words,
+    refuse,
+    registry_or_podman,
+    script,
+)
 from runner.environments.environment import Attachment, Environment
 from runner.site import Site
 
@@ -34,7 +41,7 @@ def attach(environment: Environment, site: Site) -> Attachment:
     check_edf(environment, "enroot")
     if not environment.is_squashfs:
         why = f"`enroot start` runs squashfs files, not {environment.image!r}"
-        fix = f"run `runner import docker://{environment.image}`, and set `image` to the path that it prints"
+        fix = f"run `runner import {registry_or_podman(environment)}`, and set `image` to the path that it prints"
         raise refuse(environment, "image", "enroot", why, fix)
     start = ["enroot", "start", "--conf", f"${{RUNNER_RUN}}/{SETTINGS_FILE}"]
     if environment.writable:

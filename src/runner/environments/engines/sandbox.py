@@ -5,16 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from runner.environments.engines.engine import Engine
-from runner.environments.engines.shared import MountSyntax, refuse, script, single_quoted
+from runner.environments.engines.shared import (
+    MountSyntax,
+    bare_squashfs,
+    refuse,
+    registry_or_podman,
+    script,
+    single_quoted,
+)
 from runner.environments.environment import Attachment, Environment
 from runner.site import Site
 
 
 def attach(environment: Environment, site: Site) -> Attachment:
     """The script, its configuration, and the words that start it."""
+    if bare_squashfs(environment):
+        why = f"{environment.image!r} would be read as the name of an image in a registry"
+        fix = f"write an absolute path, or ./{environment.image}"
+        raise refuse(environment, "image", "sandbox", why, fix)
     if not environment.is_squashfs:
         why = f"the sandbox runs only squashfs files, but {environment.image!r} is the name of an image in a registry"
-        fix = f"run `runner import docker://{environment.image}`, and set `image` to the path that it prints"
+        fix = f"run `runner import {registry_or_podman(environment)}`, and set `image` to the path that it prints"
         raise refuse(environment, "image", "sandbox", why, fix)
     for index, device in enumerate(environment.devices):
         if not device.startswith(("/dev/", "nvidia.com/gpu=")):

@@ -66,7 +66,7 @@ def check(environment: Environment) -> None:
             )
         if ":" in mount.source + mount.target:
             why = "Sarus Suite splits a mount at every colon before it expands variables"
-            fix = "remove colons (and ${VAR:-default}) from the mount"
+            fix = "mount a symlink whose path has no colon, or choose another target"
             raise refuse(environment, field, "sarus", why, fix)
     if environment.annotations.get("com.hooks.ssh.enabled") == "true":
         field = "annotations.com.hooks.ssh.enabled"
@@ -82,7 +82,9 @@ def check(environment: Environment) -> None:
                     field,
                     "sarus",
                     why,
-                    "export the variable in `task_prolog` of the job file",
+                    "export the variable in `task_prolog` of the job file"
+                    if field.startswith("env.")
+                    else f"use a path or a value without {word}, for example a symlink",
                 )
 
 
@@ -101,7 +103,13 @@ def in_store(
     name = name_in(environment.image, images)
     known = "it is not known here whether" if images is None else "runner has not put"
     there = "is in Sarus Suite's store" if images is None else "into Sarus Suite's store"
-    notes = (f"{known} {name} {there} (to do it: runner import {name})",) if lost else ()
+    notes = (
+        (
+            f"{known} {name} {there} (to do it: runner import {name}, or for an image of a registry: runner import docker://…)",
+        )
+        if lost
+        else ()
+    )
     return replace(environment, image=reference), notes
 
 

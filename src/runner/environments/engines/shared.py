@@ -98,7 +98,9 @@ def check_mounts(environment: Environment, engine: str, syntax: MountSyntax) -> 
         if syntax.checks_flags and unknown:
             known = ", ".join(sorted(syntax.flags))
             why = f"the engine {engine} has no mount flag {', '.join(unknown)}; it has {known}"
-            fix = "leave out the flag, or use the ce engine"
+            fix = "correct or remove the flag"
+            if set(unknown) <= MOUNT_OPTIONS:
+                fix += ", or use the ce engine"
             raise refuse(environment, f"mounts.{index}", engine, why, fix)
 
 
@@ -124,7 +126,9 @@ def slashed(environment: Environment, engine: str) -> str:
         why = (
             f"{environment.image!r} contains a user name for the login, which only enroot supports"
         )
-        login = "apptainer registry login docker://" if engine == "apptainer" else "podman login "
+        login = {"apptainer": "apptainer registry login docker://", "docker": "docker login "}.get(
+            engine, "podman login "
+        )
         fix = f"log in ({login}{image.registry}) and write the image as {image.with_slash}"
         raise refuse(environment, "image", engine, why, fix)
     return image.with_slash
@@ -415,6 +419,12 @@ def bare_squashfs(environment: Environment) -> bool:
     return not environment.is_squashfs and environment.image.endswith((".sqsh", ".squashfs"))
 
 
+def registry_or_podman(environment: Environment) -> str:
+    """The image as `runner import` names it: a name without a registry of its own is that of an image of podman."""
+    kind = "podman" if environment.image.startswith("localhost/") else "docker"
+    return f"{kind}://{environment.image}"
+
+
 def refuse_annotations(environment: Environment, engine: str) -> None:
     """Raise RunnerError if annotations enable something, because an engine without these hooks would ignore it.
 
@@ -426,5 +436,5 @@ def refuse_annotations(environment: Environment, engine: str) -> None:
         field = first if first in environment.origins else "annotations"
         why = f"only the Container Engine and Sarus Suite read annotations ({', '.join(wanted)})"
         raise refuse(
-            environment, field, engine, why, "use an EDF without [annotations] for this site"
+            environment, field, engine, why, "remove the annotations, or use the engine ce or sarus"
         )

@@ -218,7 +218,7 @@ def read_all(path: Path) -> tuple[Document | None, list[Finding]]:
         text = path.read_bytes().decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = path.read_bytes()[: error.start].count(b"\n") + 1
-        fix = f"`file {path}` may tell the encoding; for Latin-1: iconv -f LATIN1 -t UTF-8 {path} > NEW, then mv"
+        fix = f"`file {path}` may show the encoding; for Latin-1: iconv -f LATIN1 -t UTF-8 {path} > NEW, then mv"
         return None, [
             finding("file-unreadable", "file", Place(path, line), "the text is not UTF-8", fix)
         ]

@@ -83,7 +83,7 @@ def architecture(subject: Subject) -> Iterator[Finding]:
             "image-architecture",
             "image",
             reason,
-            f"import it on a machine with {site.architecture}, or build it with --platform linux/{site.architecture}",
+            f"runner import SOURCE --site {site.name}; or build it with --platform linux/{site.architecture}",
         )
     elif image.rocm and not image.cuda and (site.gpu or "").startswith("NVIDIA"):
         reason = f"the image is for AMD's GPUs (ROCm), but the nodes of {site.name} have {site.gpu}"

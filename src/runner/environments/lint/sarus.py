@@ -26,7 +26,8 @@ def image(subject: Subject) -> Iterator[Finding]:
     if name := name_in(text, images):
         if setting.here and images is not None and newest(images, name) is None:
             reason = f"runner has not put {name} into Sarus Suite's store"
-            yield subject.say("image-missing", "image", reason, f"runner build {name} --import")
+            fix = f"runner build {name} --import, or for an image of a registry: runner import docker://…"
+            yield subject.say("image-missing", "image", reason, fix)
     elif subject.own.is_squashfs or text.endswith((".sqsh", ".squashfs")):
         yield subject.say(
             "image-path",

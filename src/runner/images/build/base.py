@@ -110,7 +110,7 @@ def resolve_base(recipe: Recipe, build: BuildContext, *, refresh: bool) -> Resol
     raise RunnerError(
         f"none of the bases of recipe {recipe.name!r} is available on this machine",
         "\n".join(reasons),
-        "\n".join(fixes) or "check the network of this machine",
+        "\n".join(fixes) or "see the reasons above; a Debian base needs mmdebstrap, and a network",
     )
 
 

@@ -124,7 +124,7 @@ def dry_run(
     clean = {name: host_settings.without_credentials(text) for name, text in settings.files.items()}
     if clean != dict(settings.files):
         report.warn(
-            "the credentials of the package index are replaced by ***: add them before you run the script"
+            "credentials in URLs (package index, mirror, proxy) are replaced by ***: add them before you run the script"
         )
     tag = _tag(recipe, base, context)
     steps = plan_build(recipe, context, base, replace(settings, files=clean), tag)

@@ -31,13 +31,16 @@ def check_copies(recipe: Recipe) -> None:
 
 def _missing(recipe: Recipe, line: int, path: PurePosixPath) -> RunnerError:
     what = f"{recipe.containerfile}:{line}: {str(path)!r} is not in the build context"
-    if recipe.context is not None:
+    above = None
+    if recipe.context is None:  # not the root folder, which may have a /data of its own
+        above = next((each for each in recipe.root.parents[:-1] if (each / path).exists()), None)
+    if (recipe.root / path).is_dir() and not any((recipe.root / path).rglob("*")):
+        why = f"the folder {recipe.root / path} is empty"
         return RunnerError(
-            what, f"`context` in {recipe.path} does not list it", "add it to `context`"
+            what, why, "put a file into it, or create it in the image: RUN mkdir -p …"
         )
-    above = next((each for each in recipe.root.parents if (each / path).exists()), None)
     if (recipe.root / path).exists():
-        why, root = f"git ignores it, or it has no files: {recipe.root / path}", recipe.root
+        why, root = f"git ignores it: {recipe.root / path}", recipe.root
     elif above:
         why, root = (
             f"the build context is the Containerfile's folder, and the file is in {above}",
@@ -47,12 +50,15 @@ def _missing(recipe: Recipe, line: int, path: PurePosixPath) -> RunnerError:
         return RunnerError(
             what, f"there is no file {recipe.root / path}", "create it, or correct that line"
         )
+    if recipe.context is not None:
+        why = f"`context` in {recipe.path} does not list it"
+        return RunnerError(what, why, "add it to `context`")
     name = recipe.containerfile.relative_to(root)
     return RunnerError(
         what,
         why,
         f'write {root}/containers/{recipe.name}.toml with containerfile = "{name}" and context = ["{path}", …], '
-        f"and run `runner build {recipe.name}` there",
+        f"and run `runner build {recipe.name}` in {root}",
     )
 
 

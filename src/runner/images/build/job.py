@@ -109,7 +109,7 @@ def run(job: BuildJob, site: Site, flags: Sequence[str], report: Report) -> Path
         raise RunnerError(
             "sbatch rejected the build job",
             done.stderr.strip(),
-            "pass a flag to sbatch: --sbatch=FLAG",
+            "change what sbatch rejects, for example: --sbatch=--partition=NAME",
         )
     job_id = done.stdout.strip().partition(";")[0]
     report.say(f"build job {job_id} on {site.name}; its log: {job.folder}/log")
@@ -171,7 +171,7 @@ def _result(job: BuildJob, job_id: str) -> Path:
         raise RunnerError(
             f"build job {job_id} ended without a result",
             "Slurm ended it: it was cancelled, reached its time limit, used too much memory, or its node failed",
-            f"sacct -j {job_id} -o State,Reason; if it has started, {fix}",
+            f"sacct -j {job_id} -o State,Reason; if the job had started, {fix}",
         )
     code = (job.folder / "exit_code").read_text().strip()
     path = (job.folder / "path").read_text().strip() if (job.folder / "path").exists() else ""

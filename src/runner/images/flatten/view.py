@@ -59,7 +59,7 @@ class Work:
             raise RunnerError(
                 "cannot import the image",
                 "the image has too many layers that replace large folders",
-                "build the image so that fewer layers replace large folders",
+                "squash its layers: podman build --squash-all",
             )
 
 

@@ -46,7 +46,7 @@ def fstab(volumes: Mapping[str, Any]) -> str:
             raise RunnerError(
                 f"cannot import the image with its volume {volume!r}",
                 "a volume's path must be absolute, without '..' and '$': other paths could lead out of the image",
-                "remove this VOLUME from the Containerfile, and build the image again",
+                "remove this VOLUME from the Containerfile (or ask the image's authors to), then rebuild the image",
             )
         escaped = "".join(
             f"\\{ord(letter):03o}" if letter in " \t\n\\#" else letter for letter in volume

@@ -121,7 +121,7 @@ class Getter:
                 trouble.append(f"{store.folder}: {error.why}")
                 self.report.warn(trouble[-1])
         why = "\n".join(trouble) or "none of the configured folders can be used"
-        fix = "correct what the messages name, or set `folders` in ~/.config/runner/importer.toml to other folders"
+        fix = "fix the problems above, or set `folders` in ~/.config/runner/importer.toml to other folders"
         raise RunnerError(f"no folder can take {wanted.name}", why, fix)
 
     def release(self) -> None:
@@ -144,9 +144,9 @@ class Getter:
             raise RunnerError(
                 "cannot fill a shared folder",
                 "\n".join((why, *refused)),
-                "correct what the message says about the folder"
+                "fix the problem with the folder named in the last line above"
                 if refused
-                else f"set shared to your folder, and shared_owner = {os.geteuid()}, in {SYSTEM}",
+                else f'run it as user {owner}; or set shared = ["DIR"] and shared_owner = {os.geteuid()} in {SYSTEM}',
             )
         with files.explained(f"read {listing}"):
             lines = [line.strip() for line in listing.read_text().splitlines()]
@@ -165,7 +165,7 @@ class Getter:
         if failed:
             why = "\n".join(("these lines failed, so no image was removed:", *failed))
             raise RunnerError(
-                f"{len(failed)} of the images in {listing} were not imported",
+                f"could not import {len(failed)} of the images in {listing}",
                 why,
                 "see the warnings above",
             )
@@ -286,7 +286,8 @@ class Getter:
                 raise RunnerError(
                     f"the importer does not accept {reference}",
                     f"it takes images only from {', '.join(allowed) or 'no registry'}",
-                    f"use an image from there, or add it to `registries` in ~/.config/runner/importer.toml or {SYSTEM}",
+                    "use an image from there, or add it to `registries` in each file that has this key: "
+                    f"{SYSTEM}, ~/.config/runner/importer.toml",
                 )
         mirror = self.settings.mirrors.get(reference.registry)
         mirrored = mirror and registry_reference(

@@ -69,9 +69,9 @@ def write_trace(target: Path, log: Path) -> int:
     if not read:
         why = "only the engine 'sandbox' with squashfuse records what a command reads"
         raise RunnerError(
-            f"cannot write {target}: nothing recorded what the command reads",
+            f"cannot write {target}: there is no record of what the command reads",
             why,
-            "leave out --engine; the machine that runs the command needs squashfuse and /dev/fuse",
+            "leave out --engine, and run the command on a machine that has squashfuse and /dev/fuse",
         )
     ranges = {
         path: b",".join(b"%d-%d" % place for place in _joined(places, _GAP))

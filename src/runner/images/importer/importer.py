@@ -142,7 +142,7 @@ def _refuse_foreign(plan: ImportPlan, options: ImportOptions) -> None:
     if whose:
         raise RunnerError(
             f"{plan.link.name} belongs to another image",
-            f"it points to {other.path.name}, which comes from {whose} ({other.source})",
+            f"it points to {other.path.name}, which was {whose} ({other.source})",
             f"import with -o FILE, or free the name for this image: rm {plan.link}",
         )
 
@@ -162,15 +162,16 @@ def _refuse_output(target: Path) -> None:
 
 
 def _other_image(linked: Squashfs, plan: ImportPlan) -> str:
-    """The recipe or registry of the linked file, if that of the new file differs; else empty."""
+    """How the linked file was made, if its recipe or registry is not that of the new file; else empty."""
     before = str(linked.labels.get("runner.recipe") or "")
     after = str((plan.image.config.get("Labels") or {}).get("runner.recipe") or "")
     if before != after:
-        return f"recipe {before!r}" if before else "no recipe"
+        return f"built from the recipe {before!r}" if before else "not built from a recipe"
     if before:
         return ""
     registry = registry_of(linked.source)
-    return registry if registry and registry_of(plan.source) not in ("", registry) else ""
+    differs = registry and registry_of(plan.source) not in ("", registry)
+    return f"pulled from {registry}" if differs else ""
 
 
 def _found(found: Squashfs, plan: ImportPlan, report: Report) -> Imported:
@@ -196,7 +197,7 @@ def _import_locked(
     elif plan.target.exists() and found is None and not options.force and options.output:
         raise RunnerError(
             f"{plan.target} already exists",
-            "`runner import` did not create it",
+            f"no {sidecar(plan.target).name} describes it, so `runner import` may not have created it",
             "replace it: --force",
         )
     squashfs, packed = _make(plan, report, options)

@@ -236,7 +236,7 @@ def _epoch(environ: Mapping[str, str]) -> int | None:
     if not text.isascii() or not text.isdigit() or int(text) >= 1 << 32:
         raise RunnerError(
             f"SOURCE_DATE_EPOCH={text!r} is not a Unix timestamp",
-            "it must be a number of seconds since 1970",
+            f"it must be a whole number of seconds since 1970, less than {1 << 32}",
             "unset SOURCE_DATE_EPOCH",
         )
     return int(text)

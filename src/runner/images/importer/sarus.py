@@ -86,7 +86,7 @@ def _planned(request: ImportRequest, report: Report) -> tuple[_Change, Image | N
                 f"{source} names a user, but sarusctl uses the login that `podman login` has saved"
             )
             raise RunnerError(
-                "sarusctl cannot log in as that user",
+                f"sarusctl cannot log in as {source.user}",
                 why,
                 f"podman login {source.registry}, and leave out {source.user}@",
             )
@@ -179,7 +179,7 @@ def _already_there(
     raise RunnerError(
         f"the tag {change.reference} has moved since its image was put into the store",
         f"the store has the older image {known.image_digest[:12]}, which `sarusctl {change.verb}` does not replace; "
-        f"the tag now belongs to {image.id[:12]}",
+        f"the tag now points to {image.id[:12]}",
         f"runner import --force {change.source}   (queued runs then use the new image too)\n"
         "or give the new image another tag",
     )

@@ -161,8 +161,11 @@ class Store:
                 part.unlink(missing_ok=True)
             make()
             if not self.take(name, ""):
-                why = self.danger(target) if target.exists() else "another process has removed it"
-                raise RunnerError(f"cannot use {target}", why, f"rm {target}")
+                if target.exists():
+                    why = self.danger(target) or self.danger(sidecar(target)) or "it is incomplete"
+                    raise RunnerError(f"cannot use {target}", why, f"rm {target}")
+                why = "another process has removed it"
+                raise RunnerError(f"cannot use {target}", why, "run the same command again")
         except RunnerError as error:
             if not claim.is_ours():
                 return  # another process took over, because this one was too slow: use the other one's file

@@ -84,7 +84,7 @@ def open_archive(path: Path) -> Iterator[Archive]:
             raise RunnerError(
                 f"cannot read {what}",
                 f"the whole archive is compressed with {kind}, so runner cannot read single layers",
-                f"{kind} -dk {what}   (its layers may stay compressed)",
+                f"{kind} -dc {what} >NEW.tar   (its layers may stay compressed)",
             )
         yield Archive(descriptor, _index(descriptor, what), what)
 
@@ -160,6 +160,8 @@ def _choose(entries: tuple[Fields, ...], tag: str, reference: str) -> Fields:
         return named[0]
     names = sorted({name for entry in entries for name in entry.texts("RepoTags")})
     known = f"it has: {', '.join(names[:40]) or 'images without names'}"
+    if not entries:
+        known = "its manifest.json lists no images"
     if not named:
         raise RunnerError(
             f"{reference} does not contain {f'the image {tag!r}' if tag else 'an image'}",
@@ -169,5 +171,5 @@ def _choose(entries: tuple[Fields, ...], tag: str, reference: str) -> Fields:
     raise RunnerError(
         f"{reference} contains several images",
         known,
-        f"copy one image and import the copy: skopeo copy docker-archive:FILE:{(names or ['NAME'])[0]} oci:DIR",
+        f"copy one image and import the copy: skopeo copy docker-archive:FILE:{(names or ['@0'])[0]} oci:DIR",
     )

@@ -187,7 +187,9 @@ def _choose_tag(
                 f"its tags are {', '.join(names[:40])}"
                 if names
                 else "none of its images has a tag",
-                "choose one of its tags; if the layout contains only one image, leave out the tag",
+                "choose one of its tags; if the layout contains only one image, leave out the tag"
+                if names
+                else "leave out the tag; this works if the layout contains only one image",
             )
         entries = named
     elif len(names) > 1:

@@ -12,7 +12,7 @@ from runner.images.recipe import files_hash, load_recipe, recipe_names
 from runner.images.reference import Source, registry_reference
 from runner.images.sources import archive, layout
 from runner.images.sources.engine_storage import Image
-from runner.machine import probe
+from runner.machine import files, probe
 from runner.machine.report import Report
 from runner.project import Project
 
@@ -111,6 +111,8 @@ def find_stored(source: Source, access: Access, report: Report) -> tuple[Engine,
 
 def _from_registry(name: str) -> str:
     """The advice for a name without a scheme. enroot writes nvcr.io/nvidia/pytorch as docker://nvcr.io#nvidia/pytorch."""
+    if name.startswith((".", "/", "~")) or files.is_file(Path(name)):
+        return "to read a file or folder: oci:DIR, oci-archive:FILE or docker-archive:FILE"
     registry, slash, rest = name.partition("/")
     spelt = f"{registry}#{rest}" if slash and {".", ":"} & {*registry} else name
     return f"to read it from its registry: docker://{spelt}"
@@ -130,7 +132,8 @@ def _find_bare(source: Source, engine: Engine, access: Access, report: Report) -
             )
         if latest.labels.get("runner.recipe.files") != files_hash(recipe):
             report.warn(
-                f"recipe {name!r} has changed since its image was built; to rebuild it: runner build {name}"
+                f"recipe {name!r} has changed since its image was built; to rebuild it, with the options as before: "
+                f"runner build {name}"
             )
         return latest
     image = store.find(name) or store.find(f"localhost/runner/{name}")

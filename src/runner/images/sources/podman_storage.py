@@ -197,8 +197,8 @@ def _identity(fields: Fields, key: str) -> str:
     if "/" in identity or identity in (".", ".."):
         raise RunnerError(
             f"cannot read {fields.what}",
-            f"{key!r} is {identity!r}, but an id has no `/`: podman's storage is damaged",
-            "pull the image again; a new podman can also repair its storage: podman system check --repair",
+            f"{key!r} is {identity!r}, which cannot be an id: podman's storage is damaged",
+            "pull the image again; a recent podman can also repair its storage: podman system check --repair",
         )
     return identity
 

@@ -49,7 +49,9 @@ class Compression:
                 for name, kind in _KINDS.items()
             )
             raise RunnerError(
-                f"--compression cannot be {text!r}", f"runner supports {known}", "use lz4 or zstd:1"
+                f"the compression cannot be {text!r}",
+                f"runner supports {known}",
+                "use lz4 or zstd:1",
             )
         assert self.block_size in (1 << power for power in range(12, 21)), self.block_size
 
@@ -59,7 +61,7 @@ class Compression:
         name, colon, level = text.partition(":")
         if colon and not (level.isascii() and level.isdigit()):
             raise RunnerError(
-                f"--compression cannot be {text!r}",
+                f"the compression cannot be {text!r}",
                 "the level after the colon must be a number",
                 "for example zstd:1, or lz4, which has no level",
                 exit_code=2,

@@ -56,9 +56,9 @@ def copy_range(
             data = os.pread(source, min(_BUFFER, left), at)
             if not data:
                 raise RunnerError(
-                    "the previous squashfs file of this image is damaged",
+                    "the squashfs file to copy layers from is damaged",
                     f"the file is {left} bytes too short",
-                    "import without the cache: --no-cache",
+                    "to import without copying layers: runner import IMAGE --no-cache",
                 )
             count = os.pwrite(target, data, to)
         done += count

@@ -146,7 +146,7 @@ class Draft:
             why = "becomes gpus_per_node: each task sees all GPUs of its node"
             self.adopted.note("--gpus-per-task", why)
         if self.adopted.gpus == 0 and "gpus_per_node" not in self.resources:
-            self.adopted.note("GPUs", "the command line requests none, so gpus_per_node is 0")
+            self.adopted.note("GPUs", "the command line requests no GPUs, so gpus_per_node is 0")
         if self.adopted.gpus is not None:
             self.resources.setdefault("gpus_per_node", self.adopted.gpus)
         if "gpus_per_node" not in self.resources:
@@ -253,8 +253,8 @@ def read_command_line(
     else:
         raise RunnerError(
             f"cannot adopt a command line that starts with {' '.join(argv[:2])!r}",
-            "it must be srun, docker run, podman run, enroot start, apptainer exec or the flags of pyxis "
-            "(--container-image=…)",
+            "it must start with srun, docker run, podman run, enroot start, apptainer exec or run (or singularity), "
+            "or with flags of pyxis (--container-image=…)",
             "for a batch script: runner env adopt SCRIPT",
         )
     if containers.starts_container(rest):

@@ -228,9 +228,9 @@ def _read_engine(name: str, value: str, given: str, adopted: Adopted) -> None:
         case "overlay" | "writable":
             adopted.refuse(given, "a job's changes to its container are lost")
         case "network" | "net" | "ipc" | "pid" | "uts" if value != "host":
-            adopted.not_carried_over(given, f"{_NOT_NEEDED[name]}, always")
+            adopted.not_carried_over(given, f"this cannot be changed: {_NOT_NEEDED[name]}")
         case _ if name in _NOT_NEEDED and value in {"false", "never"}:  # --rm=false, --pull=never
-            adopted.not_carried_over(given, f"{_NOT_NEEDED[name]}, always")
+            adopted.not_carried_over(given, f"this cannot be changed: {_NOT_NEEDED[name]}")
         case _ if name in _NOT_NEEDED:
             if name == "rocm" or (name == "runtime" and value not in _CPU_RUNTIMES):
                 adopted.gpus = None
@@ -327,4 +327,5 @@ def _read_gpus(value: str, given: str, adopted: Adopted) -> None:
         adopted.gpus = int(devices[0]) if value.isdigit() else (adopted.gpus or 0) + len(devices)
     adopted.env.setdefault("NVIDIA_VISIBLE_DEVICES", "all")
     what = "" if adopted.gpus is None else ", and gpus_per_node in the job file"
-    adopted.note(given, f"becomes NVIDIA_VISIBLE_DEVICES{what}")
+    shown = adopted.env["NVIDIA_VISIBLE_DEVICES"]
+    adopted.note(given, f'becomes NVIDIA_VISIBLE_DEVICES = "{shown}"{what}')

@@ -484,7 +484,7 @@ restart() {
         record_job "${job%%;*}${array_task:+_$array_task}"
         announce submit "$why: the next attempt is job ${job%%;*}${excluded:+, without $excluded}"
     else
-        give_up "${obstacle:+$obstacle; }the next attempt could not be submitted, see the messages above; if nodes may not submit: runner launch --chain N"
+        give_up "${obstacle:+$obstacle; }the next attempt could not be submitted, see the messages above; if nodes may not submit: runner launch --chain N (not for a sweep or an array)"
     fi
 }
 

@@ -160,7 +160,7 @@ find_python # that of the prolog, for example of a virtual environment
 case $runner_launcher:$runner_kind in
 torchrun:* | accelerate:* | *:python)
     command -v "$runner_python" >/dev/null || stop "there is no Python in this image" \
-        "neither python nor python3 is on its PATH ($PATH)" "use another image, or run a command: -- COMMAND" 127
+        "neither python nor python3 is on its PATH ($PATH)" "use another image, or run a command without Python: --launcher none -- COMMAND" 127
     ;;
 esac
 case $runner_launcher in

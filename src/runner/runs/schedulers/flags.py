@@ -13,7 +13,7 @@ _SHORT = re.compile(r"-([A-Za-z])(.*)", re.DOTALL)
 
 _COUNTS = (
     "runner computes the world size from the nodes and processes of the job",
-    "use --nodes on the command line, and tasks_per_node in the job file",
+    "use --nodes and --tasks-per-node, or nodes and tasks_per_node in the job file",
 )
 _ONE_CLUSTER = (
     "`runner status` and `runner cancel` only use the default cluster",
@@ -24,7 +24,10 @@ _GPUS_PER_TASK = (
     "use --gpus-per-node",
 )
 _ONE_LOG = ("a run has one output file, job.log, which `runner logs` reads", "leave out the flag")
-_CONTAINER = ("the environment sets the container of the step", "set it in the EDF")
+_CONTAINER = (
+    "the environment sets the container of the step",
+    "use --env NAME, or --env FILE for an EDF elsewhere",
+)
 
 _REFUSED_BY_BOTH = {
     **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node"), _COUNTS),
@@ -81,9 +84,12 @@ REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "jobid": ("the step belongs to the job of the run", "runner shell RUN"),
         "multi-prog": (
             "every task runs the same command",
-            "choose the program by RANK: -- sh -c '… $RANK …'",
+            "choose the program by RANK: --launcher srun -- sh -c '… $RANK …'",
         ),
-        "overcommit": _COUNTS,
+        "overcommit": (
+            "several tasks would share a CPU, and all of them would be slow",
+            "use fewer --tasks-per-node, or more --nodes",
+        ),
     },
 }
 
@@ -98,7 +104,7 @@ def option(word: str, program: str) -> tuple[str, str | None]:
     advice = re.sub(r"^(--[a-z-]+)\s+", r"\1=", word)
     raise RunnerError(
         f"cannot pass {word!r} on to {program}",
-        "a flag must be one word: --name, --name=value, -x or -xvalue",
+        f"it must be one word: --name, --name=value, or a short option of {program} (-x, -xvalue)",
         f"--{program}={advice}"
         if advice != word
         else f"write, for example, --{program}=--constraint=gpu",
@@ -124,11 +130,10 @@ def refuse(words: Iterable[str], program: str, taken: Mapping[str, str] | None =
         choice = name.removeprefix("no-")
         if program == "sbatch" and choice.startswith("container-"):
             why = "the batch script itself would start in a container, which has no srun"
-            raise RunnerError(
-                what, why, "set it in the EDF" if choice in _OF_EDF else f"use --srun={word}"
-            )
+            otherwise = "set it in the EDF" if choice in _OF_EDF else f"use --srun={word}"
+            raise RunnerError(what, why, _CHOICES.get(choice, otherwise))
         if choice in _CHOICES and any(each.removeprefix("no-") in _CHOICES for each in taken or {}):
-            why = "srun already gets this option or its opposite, as the EDF says"
+            why = "runner already passes this option or its opposite to srun, because of the EDF"
             raise RunnerError(what, why, _CHOICES[choice])
         if name == "export" and not (value or "").upper().startswith("ALL"):
             raise RunnerError(

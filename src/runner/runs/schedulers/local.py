@@ -210,6 +210,7 @@ def _end_by_hand(run: Run, report: Report) -> None:
             raise RunnerError(
                 f"cannot end {run.name}",
                 f"process {pid}, which you started yourself, has not ended {GRACE_SECONDS:.0f} s after SIGTERM",
-                f"if it saves, wait: runner status {run.name}; to lose what is not saved: kill -KILL {pid}",
+                f"if it saves, wait: runner status {run.name}; "
+                f"to end it at once, and lose what is not saved: kill -KILL {pid}",
             )
         time.sleep(0.1)

@@ -44,7 +44,7 @@ def script(job: Job, attachment: Attachment, site: Site) -> str:
     refuse((*site.sbatch, *job.sbatch), "sbatch")
     taken = {option(word, "srun")[0]: "the environment" for word in attachment.flags}
     if job.keeps_nodes:
-        taken |= dict.fromkeys(("nodelist", "exclude", "relative"), "spare_nodes and min_nodes")
+        taken |= dict.fromkeys(("nodelist", "exclude", "relative"), "spare_nodes or min_nodes")
     refuse((*site.srun, *job.srun), "srun", taken)
     directives = merge(_directives(job, site), site.sbatch, job.sbatch, "sbatch")
     refuse_of_site((*directives, *site.srun, *job.srun), site.refused, site.name)
@@ -134,12 +134,20 @@ def check_options(options: Iterable[str], report: Report) -> None:
             report.warn(f"--{name} is not checked: `scontrol show config` does not answer")
         elif (int(version[2]), int(version[3])) < since:
             why = f"--{name} came with Slurm {since[0]}.{since[1]:02}, and the cluster has {version[1]}"
-            raise RunnerError(f"this cluster does not have --{name}", why, f"leave out {name}")
+            raise RunnerError(
+                f"this cluster's Slurm does not have --{name}",
+                why,
+                f"leave out --{name}, or `{name}` in the job file",
+            )
         elif not slurm_commands.topologies(shown) & set(kinds):
             plugin = re.search(r"^TopologyPlugin *= *(\S+)", shown, re.MULTILINE)
             needed = " or ".join(f"topology/{kind}" for kind in kinds)
             why = f"it needs {needed}, and the cluster has {plugin[1] if plugin else 'none'}: Slurm would ignore it"
-            raise RunnerError(f"--{name} has no effect on this cluster", why, f"leave out {name}")
+            raise RunnerError(
+                f"--{name} has no effect on this cluster",
+                why,
+                f"leave out --{name}, or `{name}` in the job file",
+            )
 
 
 def _scontrol_show(what: str) -> str:
@@ -305,9 +313,13 @@ def ask(argv: Sequence[str], folder: Path, script: str | None = None) -> Forecas
 def _submitted(folder: Path, argv: Sequence[str], script: str) -> str:
     """Run sbatch, and return the job id that it prints."""
     argv = (*_removed(folder, script), *argv)
-    done = process.run(
-        argv, cwd=_place(folder), check=False, timeout_seconds=_SUBMIT_SECONDS, own_session=True
-    )
+    try:
+        done = process.run(
+            argv, cwd=_place(folder), check=False, timeout_seconds=_SUBMIT_SECONDS, own_session=True
+        )
+    except process.TimedOut as error:
+        error.fix = "squeue --me shows whether the job was submitted; if it was not, launch again"
+        raise
     if done.exit_code != 0:
         raise refused(
             done.stderr.strip() or done.stdout.strip() or f"exit code {done.exit_code}, no message"

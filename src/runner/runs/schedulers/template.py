@@ -229,7 +229,7 @@ def _lines(step: Sequence[str], attachment: Attachment, job: Job) -> list[str]:
     if size_bytes > COMMAND_BYTES:
         raise RunnerError(
             f"the command is too long: {size_bytes} bytes",
-            f"runner allows {COMMAND_BYTES} bytes, a little less than Linux and sbatch",
+            f"runner allows {COMMAND_BYTES} bytes: Linux usually allows 2 MiB, which the variables share",
             "write the arguments to a file, and pass the file's name",
         )
     return [*step, *joined(prefix), task, *joined([*script, *user])]

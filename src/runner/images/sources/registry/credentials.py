@@ -154,7 +154,7 @@ def _from_enroot(path: Path, registry: str, user: str, environ: Mapping[str, str
                     fields["password"], environ, f"the password of machine {machine} in {path}"
                 )
                 return Login(fields.get("login", ""), password, str(path))
-    return f"has no line for {without_port(registry)}"
+    return f"has no line with a password for {without_port(registry)}{f' and the login {user}' if user else ''}"
 
 
 def without_port(registry: str) -> str:

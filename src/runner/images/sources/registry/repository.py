@@ -179,8 +179,8 @@ class Repository:
         if not what.startswith("manifest"):
             return RunnerError(
                 f"{reference} is incomplete",
-                f"the registry has no {what}: {error_text}",
-                "push the image again",
+                f"the registry has no {what}{f': {error_text}' if error_text else ''}",
+                "push the image again, or ask its owner to do so",
             )
         import difflib
 

@@ -104,7 +104,7 @@ class Downloads:
     def _start(self) -> None:
         if self._web.stopped.is_set():
             raise RunnerError(
-                "cannot read a layer", "the image has been closed", "import the image again"
+                "cannot read a layer", "the download has been stopped", "import the image again"
             )
         while len(self._threads) < self._connections:
             name = f"download-{len(self._threads)}"

@@ -222,8 +222,8 @@ class Web:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise RunnerError(
                 f"cannot fetch from {url!r}",
-                "the URL is not a web address",
-                "check the registry's name",
+                "a URL must begin with https:// or http://, and name a host",
+                "check the registry's name; if it is correct, ask the operators of the registry",
             )
         if parts.scheme == "http" and not self.allow_http and not is_loopback(parts.hostname):
             raise RunnerError(
@@ -393,7 +393,7 @@ class Tries:
         often = "1 attempt" if self.count == 1 else f"{self.count} attempts"
         return Unreachable(
             what,
-            f"{often}; the last one failed: {trouble.why}",
+            f"gave up after {often}; last error: {trouble.why}",
             "try again when the network and the registry work",
         )
 

@@ -64,7 +64,7 @@ def unreachable(error: BaseException, host: str, proxy: str, *, first: bool) -> 
     if not first:
         return None
     if isinstance(error, exceptions.ProxyError):
-        why = f"the proxy {urlsplit(proxy).netloc.rpartition('@')[2]} refuses the connection: {words(cause, 0)}"
+        why = f"the proxy {urlsplit(proxy).netloc.rpartition('@')[2]} does not connect: {words(cause, 0)}"
         fix = "check HTTPS_PROXY and HTTP_PROXY; NO_PROXY lists the hosts to reach without a proxy"
     elif isinstance(cause, exceptions.NameResolutionError):
         why = f"the host name cannot be resolved: {words(cause, 0)}"
@@ -85,7 +85,7 @@ def _tls_error(text: str, host: str, first: bool) -> RunnerError | None:
         return Untrusted(
             f"the certificate of {host} cannot be verified",
             text.partition("CERTIFICATE_VERIFY_FAILED] ")[2].partition(" (_ssl")[0] or text,
-            "check the clock; for a company's own CA, export SSL_CERT_FILE=CA_BUNDLE.pem (or REQUESTS_CA_BUNDLE)",
+            "check the clock; for a company's own CA, export REQUESTS_CA_BUNDLE=CA.pem (it overrides SSL_CERT_FILE)",
         )
     if first:
         fix = f"check the port; to read from a registry without TLS: {ALLOW_HTTP}"
