@@ -25,6 +25,15 @@ from tests.lab.slurm import LabError, SlurmLab
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# The tests try this checkout, not what the user has set for runner, or the job of a cluster in which they are started.
+OF_TESTS = re.compile("RUNNER_(TEST_|LAB_|PYTEST_|(REQUIRE_PARTS|EXAMPLES|KILLS|REPORT_PICTURES)$)")
+OF_USERS = re.compile("RUNNER_|EDF_PATH$|(SLURM|SBATCH|SRUN|SALLOC|SQUEUE|SINFO|SACCT)_")
+for name in list(os.environ):
+    if OF_USERS.match(name) and not OF_TESTS.match(name):
+        del os.environ[name]
+os.environ["GIT_CONFIG_GLOBAL"] = os.devnull  # no signed commits, hooks or ignored files of the user
+os.umask(0o022)
+
 # A shell starts background commands with SIGINT ignored, and children inherit that: the tests of Ctrl-C need it heard.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -95,7 +95,7 @@ def test_the_submission_takes_the_sites_values_and_the_users_flags_last() -> Non
 
 
 def test_an_account_is_asked_for_before_submission() -> None:
-    site = load_site("alps-clariden")
+    site = load_site("alps-clariden", {"XDG_CONFIG_HOME": "/nowhere"})
     with pytest.raises(RunnerError) as caught:
         check_account(site, (), {})
     assert caught.value.fix == "--sbatch=--account=PROJECT"
