@@ -47,6 +47,13 @@ def test_lines_stand_in_the_order_in_which_the_files_grew(run: Run) -> None:
     )  # at second 100, job.log had 30 bytes: `zero` was not whole
 
 
+def test_a_line_after_the_last_record_of_its_file_is_after_all_that_was_recorded(run: Run) -> None:
+    """The end of a run is not recorded. Before bash 5, the times are whole seconds."""
+    put(run, job="job.sbatch: attempt 1 on a\nzero\n", rank_1="one\nlast\n",
+        times="100 27 job.log\n100.25 4 attempts/1/rank-1.log\n101.5 32 job.log\n")  # fmt: skip
+    assert shown(run) == "job.sbatch: attempt 1 on a\n1| one\nzero\n1| last\n"
+
+
 def test_a_single_log_and_a_single_rank_are_shown_as_they_are(run: Run) -> None:
     put(run, job="any\r\ntext\x00 without end")
     assert shown(run) == "any\r\ntext\x00 without end"

@@ -127,8 +127,10 @@ def merged(
         if ranks and len(run.attempts) > 1:
             yield f"--- attempt {number} ---\n".encode()
         times = read_times(attempts[number].log_times) if number in attempts else {}
+        # text after the last recorded size of its file is newer than everything that was recorded
+        latest = max((second for grown in times.values() for _, second in grown), default=0.0)
         pieces = [
-            _timed(each, times.get(each.path.relative_to(run.folder).as_posix(), ()))
+            _timed(each, times.get(each.path.relative_to(run.folder).as_posix(), ()), latest + 1)
             for each in mine
         ]
         for _, _, stream, data in heapq.merge(*pieces, key=lambda piece: piece[:2]):
@@ -177,14 +179,17 @@ def labelled(label: str, data: bytes) -> bytes:
 
 
 def _timed(
-    stream: Log, samples: Sequence[tuple[int, float]]
+    stream: Log, samples: Sequence[tuple[int, float]], after: float
 ) -> Iterator[tuple[float, tuple[int, int, str], Log, bytes]]:
-    """(second, order, stream, complete lines): the second in which the ends of the lines were first recorded."""
+    """(second, order, stream, complete lines): the second in which the ends of the lines were first recorded.
+
+    `after`: that of lines whose ends were not recorded, if the file has any record.
+    """
+    if not samples:
+        after = files.modified(stream.path) or 0.0
     sizes = [size for size, _ in samples]
     for at, data in _lines(stream, sizes):
         index = bisect_left(sizes, at + len(data))
-        # text after the last recorded size is newer than everything that was recorded
-        after = samples[-1][1] + 1 if samples else int(files.modified(stream.path) or 0)
         second = samples[index][1] if index < len(samples) else after
         yield second, stream.order, stream, data
 
