@@ -82,3 +82,16 @@ def test_an_exception_ends_a_grandchild_in_a_session_of_its_own_and_no_other_pro
     finally:
         other.kill()
         other.wait()
+
+
+def test_the_command_to_run_by_hand_is_quoted_and_not_endless() -> None:
+    fix = process.failed(process.Completed(("a", "b c"), 1, "", "")).fix
+    assert fix == "run the command by hand: a 'b c'"
+    fix = process.failed(process.Completed(("sh", "-c", "x" * 5000), 1, "", "")).fix
+    assert len(fix) < 400 and fix.endswith(" …")
+
+
+def test_a_program_that_takes_too_long_is_named_also_behind_env() -> None:
+    with pytest.raises(process.TimedOut) as caught:
+        process.run(("env", "--unset=SBATCH_TIME", "sleep", "60"), timeout_seconds=0.1)
+    assert caught.value.what == "sleep did not answer"

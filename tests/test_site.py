@@ -181,6 +181,13 @@ def test_an_unknown_site_lists_the_known_ones_and_suggests_the_nearest(environ):
     with pytest.raises(RunnerError) as caught:
         load_site("alps-clariten", environ)
     assert "did you mean 'alps-clariden'?" in caught.value.fix and "generic-slurm" in caught.value.why
+    for name, words in (
+        ("zzz", ": runner init --site zzz"),
+        ("RUNNER", ": env -u RUNNER_SITE runner init --site RUNNER"),
+    ):
+        with pytest.raises(RunnerError) as caught:
+            load_site(name, {**environ, "RUNNER_SITE": "RUNNER"})
+        assert caught.value.fix.endswith(words)
 
 
 def test_folders_come_from_the_environment_then_the_site_then_the_project(environ, tmp_path):

@@ -85,7 +85,9 @@ def site_documents(name: str, environ: Mapping[str, str]) -> tuple[Document, ...
                 "site",
                 wanted,
                 site_names(environ),
-                f"to create {paths[0]}: env -u RUNNER_SITE runner init --site {wanted}",
+                # while the variable names a site that does not exist, no command finds its site
+                f"to create {paths[0]}: {'env -u RUNNER_SITE ' * (environ.get('RUNNER_SITE') == wanted)}"
+                f"runner init --site {wanted}",
             )
         found += documents
         bases = [base for document in documents if (base := typed(document, ("base",), str))]

@@ -115,7 +115,7 @@ def _passed(flags: tuple[str, ...], place: str = "") -> tuple[str, ...]:
             raise RunnerError(
                 f"{place}{name} cannot be passed to the engine",
                 "runner sets this flag itself",
-                f"remove the flag; to choose it: {better}",
+                f"remove the flag, and use: {better}",
                 exit_code=2,
             )
     return flags

@@ -98,6 +98,7 @@ def start(
         raise _cannot_start(argv[0], error) from error
 
 
+_LONGEST_SHOWN = 300  # characters
 _TEXT: dict[str, Any] = {"text": True, "errors": "replace"}
 
 
@@ -196,8 +197,14 @@ def failed(completed: Completed, fix: str = "") -> RunnerError:
     return RunnerError(
         f"{Path(completed.argv[0]).name} failed with exit code {completed.exit_code}",
         "\n".join(words[-12:]),
-        fix or f"run the command by hand: {shlex.join(completed.argv)}",
+        fix or f"run the command by hand: {_short(completed.argv)}",
     )
+
+
+def _short(argv: Sequence[str]) -> str:
+    """The command as a shell reads it; only its beginning if it is long, such as one with a whole script in it."""
+    whole = shlex.join(argv)
+    return whole if len(whole) <= _LONGEST_SHOWN else f"{whole[:_LONGEST_SHOWN]} …"
 
 
 def follow(

@@ -134,8 +134,8 @@ def program_of_command(command: Sequence[str], project: Project) -> Program:
     if main is not None and main != project.start:
         inside = project.start.relative_to(main).as_posix()
         notes = (
-            f"the command starts in the top folder of the snapshot of {main}, unless the EDF sets workdir, "
-            f"and not in {inside}/",
+            f"the command starts in the top folder of the snapshot of {main}, not in {inside}/; "
+            "`workdir` in the EDF changes this",
         )
     return Program(None, tuple(command), main, notes=notes)
 

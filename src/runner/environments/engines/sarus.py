@@ -103,13 +103,8 @@ def in_store(
     name = name_in(environment.image, images)
     known = "it is not known here whether" if images is None else "runner has not put"
     there = "is in Sarus Suite's store" if images is None else "into Sarus Suite's store"
-    notes = (
-        (
-            f"{known} {name} {there} (to do it: runner import {name}, or for an image of a registry: runner import docker://…)",
-        )
-        if lost
-        else ()
-    )
+    how = f"runner import {name}, or for an image of a registry: runner import docker://…"
+    notes = (f"{known} {name} {there} (to do it: {how})",) if lost else ()
     return replace(environment, image=reference), notes
 
 
